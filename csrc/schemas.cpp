@@ -1,0 +1,8 @@
+// Every schema of the namespace `opgraft`, and nothing else. Kernels register themselves beside their code.
+// Size-like arguments are SymInt, true constants are int; every op is functional.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(opgraft, m) {
+  m.def("gelu(Tensor x) -> Tensor");
+  m.def("gelu_backward(Tensor grad, Tensor x) -> Tensor");
+}

@@ -1,0 +1,1 @@
+"""Diagnosis and measurement."""

@@ -1,0 +1,1 @@
+"""Hand-written C++/CUDA kernels as first-class citizens of `torch.compile`."""

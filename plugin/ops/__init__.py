@@ -1,0 +1,1 @@
+"""The ops, one file each: public function, reference, fake, autograd, cost, samples."""
