@@ -73,10 +73,13 @@ def build_native(target: Path) -> None:
     run([cmake, "-S", str(ROOT / "csrc"), "-B", str(folder), *options], "configuring the build")
     run([cmake, "--build", str(folder), "--parallel", str(os.cpu_count() or 2)], "building the kernels")
     target.mkdir(parents=True, exist_ok=True)
-    for old in target.glob("libopgraft*.so"):
+    built = sorted(folder.glob("libopgraft*.so"))
+    for library in built:
+        # Replaced in one step: a process that starts meanwhile finds the old library or the new one.
+        shutil.copy2(library, target / f".{library.name}.new")
+        os.replace(target / f".{library.name}.new", target / library.name)
+    for old in set(target.glob("libopgraft*.so")) - {target / library.name for library in built}:
         old.unlink()
-    for library in sorted(folder.glob("libopgraft*.so")):
-        shutil.copy2(library, target / library.name)
 
 
 class BuildNative(Command):
