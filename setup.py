@@ -123,11 +123,12 @@ class PlatformWheel(bdist_wheel):
 
 
 def packages() -> list[str]:
-    found = []
-    for top, folder in (("opgraft", ROOT / "plugin"), ("opgraft.diagnostics", ROOT / "diagnostics")):
-        for init in sorted(folder.rglob("__init__.py")):
-            found.append(".".join([top, *init.parent.relative_to(folder).parts]))
-    return found
+    tops = (("opgraft", ROOT / "plugin"), ("opgraft.diagnostics", ROOT / "diagnostics"))
+    return [
+        ".".join([top, *init.parent.relative_to(folder).parts])
+        for top, folder in tops
+        for init in sorted(folder.rglob("__init__.py"))
+    ]
 
 
 setup(

@@ -1,1 +1,18 @@
-"""Hand-written C++/CUDA kernels as first-class citizens of `torch.compile`."""
+"""Hand-written C++/CUDA kernels as first-class citizens of ``torch.compile``.
+
+Importing registers the ops and changes nothing else: no torch config, no logger, no hook.
+"""
+
+from __future__ import annotations
+
+from opgraft import library as _library
+
+_library.load()
+
+from opgraft.ops.gelu import gelu
+from opgraft.ops.registration import register_sharding_rules
+from opgraft.registry import Cost, OpSpec, Sample, describe
+
+__version__ = "0.1.0"
+
+__all__ = ["Cost", "OpSpec", "Sample", "__version__", "describe", "gelu", "register_sharding_rules"]

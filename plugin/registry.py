@@ -136,7 +136,9 @@ def describe(
     """
     overload = resolve(op) if isinstance(op, str) else op
     if not isinstance(overload, OpOverload):
-        raise TypeError(f"describe: op is a {type(op).__name__}, expected an overload (torch.ops.ns.op.default) or a name")
+        raise TypeError(
+            f"describe: op is a {type(op).__name__}, expected an overload (torch.ops.ns.op.default) or a name"
+        )
     given = samples
     as_function: Callable[[torch.device, torch.dtype], Iterator[Sample]] | None
     if given is None or callable(given):

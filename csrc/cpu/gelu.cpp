@@ -59,12 +59,10 @@ OPGRAFT_INLINE void backward_range(const T* grad, const T* x, T* out, int64_t be
 }
 
 // target_clones does not take templates: one plain function a dtype.
-#define OPGRAFT_GELU_RANGES(T)                                                                              \
-  OPGRAFT_CLONES void forward_loop(const T* x, T* y, int64_t begin, int64_t end) {                          \
-    forward_range(x, y, begin, end);                                                                        \
-  }                                                                                                         \
-  OPGRAFT_CLONES void backward_loop(const T* grad, const T* x, T* out, int64_t begin, int64_t end) {        \
-    backward_range(grad, x, out, begin, end);                                                               \
+#define OPGRAFT_GELU_RANGES(T)                                                                                        \
+  OPGRAFT_CLONES void forward_loop(const T* x, T* y, int64_t begin, int64_t end) { forward_range(x, y, begin, end); } \
+  OPGRAFT_CLONES void backward_loop(const T* grad, const T* x, T* out, int64_t begin, int64_t end) {                  \
+    backward_range(grad, x, out, begin, end);                                                                         \
   }
 OPGRAFT_GELU_RANGES(float)
 OPGRAFT_GELU_RANGES(double)
@@ -81,8 +79,7 @@ Tensor gelu(const Tensor& x) {
     using T = typename decltype(tag)::type;
     const T* in = input.const_data_ptr<T>();
     T* out = output.mutable_data_ptr<T>();
-    parallel_for(0, x.numel(), GRAIN_ELEMENTS,
-                 [=](int64_t begin, int64_t end) { forward_loop(in, out, begin, end); });
+    parallel_for(0, x.numel(), GRAIN_ELEMENTS, [=](int64_t begin, int64_t end) { forward_loop(in, out, begin, end); });
   });
   return output;
 }

@@ -104,7 +104,8 @@ __global__ void __launch_bounds__(THREADS) pointwise(int64_t elements, Function 
       if constexpr (INPUTS == 1) {
         out[element] = store(function(load(pointers[0][element], element)), element);
       } else {
-        out[element] = store(function(load(pointers[0][element], element), load(pointers[1][element], element)), element);
+        out[element] =
+            store(function(load(pointers[0][element], element), load(pointers[1][element], element)), element);
       }
     }
   }

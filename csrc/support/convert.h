@@ -15,19 +15,24 @@ namespace opgraft::cpu {
 using torch::headeronly::BFloat16;
 using torch::headeronly::Half;
 
+// condition ? yes : no as arithmetic: the compiler turns a chain of ?: into jumps, which end vectorisation.
+OPGRAFT_INLINE uint32_t select(bool condition, uint32_t yes, uint32_t no) {
+  return no ^ ((yes ^ no) & -static_cast<uint32_t>(condition));
+}
+
 OPGRAFT_INLINE float widen(float value) { return value; }
 OPGRAFT_INLINE double widen(double value) { return value; }
-OPGRAFT_INLINE float widen(BFloat16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16); }
+OPGRAFT_INLINE float widen(const BFloat16& value) { return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16); }
 
 // Exponent and mantissa moved into place and rescaled by 2^112; subnormals come out right by the multiplication.
-OPGRAFT_INLINE float widen(Half value) {
+OPGRAFT_INLINE float widen(const Half& value) {
   const uint32_t bits = value.x;
   const uint32_t magnitude = (bits & 0x7fffu) << 13;
   const float scaled = std::bit_cast<float>(magnitude) * 0x1p112f;
   const uint32_t finite = std::bit_cast<uint32_t>(scaled);
   const uint32_t special = magnitude | 0x7f800000u;  // infinity and NaN keep their mantissa
   const uint32_t sign = (bits & 0x8000u) << 16;
-  return std::bit_cast<float>(((bits & 0x7c00u) == 0x7c00u ? special : finite) | sign);
+  return std::bit_cast<float>(select((bits & 0x7c00u) == 0x7c00u, special, finite) | sign);
 }
 
 template <typename T>
@@ -49,7 +54,8 @@ OPGRAFT_INLINE BFloat16 narrow<BFloat16>(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const uint32_t quiet = (bits >> 16) | 0x40u;
-  return BFloat16(static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded), BFloat16::from_bits());
+  return BFloat16(static_cast<uint16_t>(select((bits & 0x7fffffffu) > 0x7f800000u, quiet, rounded)),
+                  BFloat16::from_bits());
 }
 
 // Round to nearest, ties to even. Adding 2^(e+13) to a float of exponent e makes the adder round at half's last bit;
@@ -64,9 +70,10 @@ OPGRAFT_INLINE Half narrow<Half>(float value) {
   // Subnormal results: 0.5 has its last bit at 2^-24, half's smallest subnormal.
   const uint32_t subnormal =
       std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
-  uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
-  result = magnitude >= 0x477ff000u ? 0x7c00u : result;                                       // overflow: infinity
-  result = magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x3ffu) : result;         // NaN
+  const uint32_t finite = select(magnitude < 0x38800000u, subnormal, normal);
+  const uint32_t bounded = select(magnitude >= 0x477ff000u, 0x7c00u, finite);  // overflow: infinity
+  const uint32_t not_a_number = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  const uint32_t result = select(magnitude > 0x7f800000u, not_a_number, bounded);
   return Half(static_cast<uint16_t>(result | sign), Half::from_bits());
 }
 
