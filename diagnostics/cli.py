@@ -8,7 +8,7 @@ from opgraft.diagnostics.commands import register
 
 app = typer.Typer(
     name="opgraft",
-    help="Custom C++/CUDA kernels under torch.compile: what breaks the graph, what it costs, whether the kernel is worth it.",
+    help="Custom C++/CUDA kernels under torch.compile: what breaks the graph, what it costs, is the kernel worth it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

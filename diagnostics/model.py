@@ -182,7 +182,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of ``compare``: arms with verdicts, the noise floor, the ledger, and a sentence that may be acted on."""
+    """The result of ``compare``: arms with verdicts, the noise floor, the ledgers, and a sentence to act on."""
 
     arms: tuple[ArmResult, ...]
     ops: tuple[str, ...] = ()

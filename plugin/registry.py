@@ -24,11 +24,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: positional and keyword arguments, and a name that says what is particular about it."""
+    """One call: positional and keyword arguments, and a name that says what is particular about it.
+
+    Samples of one ``family`` differ in sizes alone: one dynamic compile must serve them all.
+    """
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
+    family: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,6 @@ class OpSpec:
         dtypes: the floating dtypes that the op takes.
         backward: the overload that computes the gradient, where there is one.
         surrogate: the gradient is deliberately not that of the reference (then it is not compared).
-        batch_dims: dimensions over which every row is independent, as the DTensor rule and vmap use them; ``"all"``
-            for a pointwise op.
         owner: the distribution that ships the op.
     """
 

@@ -5,6 +5,8 @@
 // cancellation for large |x|. Bytes: one read and one write an element forward, two reads and one write backward.
 #include <torch/csrc/stable/library.h>
 
+#include <cmath>
+
 #include "ops.h"
 #include "support/check.h"
 #include "support/convert.h"
@@ -21,27 +23,36 @@ constexpr A TWO_SQRT_2_OVER_PI = static_cast<A>(1.5957691216057308);
 template <typename A>
 constexpr A CUBIC = static_cast<A>(0.044715);
 
+// s(v) and s(v) s(-v) from e^-|v|, which never overflows. 1 - s(v) would cancel for large v; s(-v) does not.
 template <typename A>
-OPGRAFT_INLINE A logistic_of_twice_inner(A x) {
+struct Logistic {
+  A value;
+  A curve;
+};
+
+template <typename A>
+OPGRAFT_INLINE Logistic<A> logistic_of_twice_inner(A x) {
   const A twice_inner = TWO_SQRT_2_OVER_PI<A> * (x + CUBIC<A> * x * x * x);
-  return A(1) / (A(1) + exponential(-twice_inner));
+  const A decay = exponential(-std::abs(twice_inner));
+  const A large = A(1) / (A(1) + decay);
+  const A small = decay * large;
+  return {twice_inner < A(0) ? small : large, small * large};
 }
 
 template <typename A>
 OPGRAFT_INLINE A value(A x) {
-  const A s = logistic_of_twice_inner(x);
+  const A s = logistic_of_twice_inner(x).value;
   // At -infinity the product would be -infinity * 0; the limit is 0.
   return s == A(0) ? A(0) : x * s;
 }
 
-// d/dx x s(v) = s + x s (1 - s) v' with v' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2). Where s or 1 - s is 0 the second
+// d/dx x s(v) = s + x s(v) s(-v) v' with v' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2). Where the curve is 0 the second
 // term's limit is 0, also at infinity.
 template <typename A>
 OPGRAFT_INLINE A slope(A x) {
-  const A s = logistic_of_twice_inner(x);
-  const A curve = s * (A(1) - s);
+  const Logistic<A> s = logistic_of_twice_inner(x);
   const A inner_slope = TWO_SQRT_2_OVER_PI<A> * (A(1) + A(3) * CUBIC<A> * x * x);
-  return s + (curve == A(0) ? A(0) : x * curve * inner_slope);
+  return s.value + (s.curve == A(0) ? A(0) : x * s.curve * inner_slope);
 }
 
 template <typename T>

@@ -28,22 +28,34 @@ __device__ __forceinline__ A exponential(A x) {
   }
 }
 
+// s(v) and s(v) s(-v) from e^-|v|, as in cpu/gelu.cpp.
+template <typename A>
+struct Logistic {
+  A value;
+  A curve;
+};
+
 // For 16-bit types the hardware's exponential and division (2 ulp of float) are far below their rounding.
 template <bool FAST, typename A>
-__device__ __forceinline__ A logistic_of_twice_inner(A x) {
+__device__ __forceinline__ Logistic<A> logistic_of_twice_inner(A x) {
   const A twice_inner = A(1.5957691216057308) * (x + A(0.044715) * x * x * x);
+  A decay, large;
   if constexpr (FAST) {
-    return __fdividef(1.0f, 1.0f + __expf(-twice_inner));
+    decay = __expf(-fabsf(twice_inner));
+    large = __fdividef(1.0f, 1.0f + decay);
   } else {
-    return A(1) / (A(1) + exponential(-twice_inner));
+    decay = exponential(twice_inner < A(0) ? twice_inner : -twice_inner);
+    large = A(1) / (A(1) + decay);
   }
+  const A small = decay * large;
+  return {twice_inner < A(0) ? small : large, small * large};
 }
 
 template <bool FAST>
 struct Forward {
   template <typename A>
   __device__ __forceinline__ A operator()(A x) const {
-    const A s = logistic_of_twice_inner<FAST>(x);
+    const A s = logistic_of_twice_inner<FAST>(x).value;
     return s == A(0) ? A(0) : x * s;
   }
 };
@@ -52,10 +64,9 @@ template <bool FAST>
 struct Backward {
   template <typename A>
   __device__ __forceinline__ A operator()(A grad, A x) const {
-    const A s = logistic_of_twice_inner<FAST>(x);
-    const A curve = s * (A(1) - s);
+    const Logistic<A> s = logistic_of_twice_inner<FAST>(x);
     const A inner_slope = A(1.5957691216057308) * (A(1) + A(3) * A(0.044715) * x * x);
-    return grad * (s + (curve == A(0) ? A(0) : x * curve * inner_slope));
+    return grad * (s.value + (s.curve == A(0) ? A(0) : x * s.curve * inner_slope));
   }
 };
 

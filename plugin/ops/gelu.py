@@ -82,6 +82,9 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     """Every layout, and the values at which a careless formula overflows or cancels."""
     for name, tensor in Maker(device, dtype).layouts():
         yield Sample(name, (tensor,))
+    maker = Maker(device, dtype, seed=2)
+    for rows, columns in ((4, 33), (7, 65), (19, 8)):
+        yield Sample(f"{rows} by {columns}", (maker.normal(rows, columns),), family="matrix")
     edges = [0.0, -0.0, 1e-7, -1e-7, 3.0, -3.0, 12.0, -12.0, 200.0, -200.0, 6e4, -6e4]
     yield Sample("edge values", (torch.tensor(edges, device=device, dtype=dtype),))
 
@@ -123,7 +126,7 @@ def backward_samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
     maker = Maker(device, dtype, seed=1)
     for sample in samples(device, dtype):
         (x,) = sample.args
-        yield Sample(sample.name, (maker.normal(*x.shape), x))
+        yield Sample(sample.name, (maker.normal(*x.shape), x), family=sample.family)
     x = maker.normal(6, 10)
     yield Sample("gradient of a sum", (maker.normal().expand(6, 10), x))
     yield Sample("gradient transposed", (maker.normal(10, 6).t(), x))
