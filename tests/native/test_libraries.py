@@ -1,4 +1,4 @@
-"""The libraries cross torch's border through the C shims of torch 2.11 alone, and carry no path of the build machine."""
+"""The libraries cross torch's border through the C shims of torch 2.11 alone, and keep no path of the build."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from opgraft import library
 
 SHIMS = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-import opgraft  # noqa: F401  (fills the table)
 import pytest
 import torch
+
+import opgraft  # noqa: F401  (fills the table)
 from opgraft.registry import OpSpec, Sample, specs
 
 SPECS = specs("opgraft")

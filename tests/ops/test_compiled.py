@@ -1,4 +1,4 @@
-"""Under torch.compile and torch.export: one graph, one compile for many sizes, the same values, strides and gradients."""
+"""Under torch.compile and torch.export: one graph, one compile for many sizes, and eager's values and strides."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from opgraft.registry import OpSpec, Sample
-from table import calls, differentiable, differentiable_op, every_op, families, tensors
 from torch._dynamo.testing import CompileCounterWithBackend
+
+from opgraft.registry import OpSpec, Sample
+
+from table import calls, differentiable, differentiable_op, every_op, families, tensors
 
 FORMS = ("dense", "permuted", "sliced", "expanded", "offset by one", "empty", "ragged")
 
@@ -25,7 +27,9 @@ def _step(function: Any, sample: Sample) -> tuple[list[torch.Tensor], list[torch
 def _assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor], what: str) -> None:
     assert len(found) == len(wanted), what
     for got, want in zip(found, wanted, strict=True):
-        assert got.stride() == want.stride() or not got.numel(), f"{what}: strides {got.stride()}, eager {want.stride()}"
+        assert got.stride() == want.stride() or not got.numel(), (
+            f"{what}: strides {got.stride()}, eager {want.stride()}"
+        )
         torch.testing.assert_close(got, want, msg=lambda text: f"{what}: {text}")
 
 
@@ -100,7 +104,7 @@ def test_dynamic_sizes_survive_export(spec: OpSpec, device: torch.device) -> Non
         first, *others = members
         positions = [i for i, v in enumerate(first.args) if isinstance(v, torch.Tensor)]
         varying = {
-            i: {d: torch.export.Dim.AUTO for d in range(first.args[i].dim())} if i in positions else None
+            i: dict.fromkeys(range(first.args[i].dim()), torch.export.Dim.AUTO) if i in positions else None
             for i in range(len(first.args))
         }
 

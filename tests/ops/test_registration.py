@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from opgraft.registry import OpSpec, Sample
-from table import calls, differentiable, every_dtype, every_op, map_tensors, same_layout, tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from opgraft.registry import OpSpec, Sample
+
+from table import calls, differentiable, every_dtype, every_op, map_tensors, same_layout, tensors
 
 pytestmark = pytest.mark.core
 

@@ -1,0 +1,62 @@
+# make demo, make test: all that a newcomer needs. TORCH=2.15.0 uses another torch, in an environment of its own.
+
+PINNED := 2.13.0
+TORCH ?= $(PINNED)
+PYTHON ?= python3
+VENV := .venv$(if $(filter-out $(PINNED),$(TORCH)),-$(TORCH))
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
+PACKAGES := $(shell find plugin diagnostics -name __init__.py)
+
+.PHONY: demo test test-short lint format setup bench docs clean
+
+demo: setup ## the main job on a real compiled model, with a report at the end
+	@$(BIN)/python examples/demo.py
+
+test: setup ## the whole suite
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-short: setup ## the part of the suite that also runs on a second torch
+	@$(BIN)/python -m pytest -m core $(ARGS)
+
+lint: setup $(BIN)/.lint ## ruff, mypy --strict and clang-format's check
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run --Werror $$(find csrc tests examples -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+	@tools/typecheck $(BIN)/mypy
+
+format: $(BIN)/.lint ## put every file into shape
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/clang-format -i $$(find csrc tests examples -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+
+setup: $(BIN)/.ready ## environment, dependencies and build; nothing is repeated
+
+# The environment with torch, made once.
+$(BIN)/.torch:
+	@echo "making $(VENV) with torch $(TORCH)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) "torch==$(TORCH)"
+	@touch $@
+
+# Everything else that development needs, again when pyproject.toml changes.
+$(BIN)/.dependencies: $(BIN)/.torch pyproject.toml
+	@echo "installing the development dependencies"
+	@$(PYTHON) tools/dependencies.py test diagnostics > $(VENV)/development.txt
+	@$(PIP) "torch==$(TORCH)" -r $(VENV)/development.txt
+	@touch $@
+
+# The native libraries and the editable install, again when a source changes.
+$(BIN)/.ready: $(BIN)/.dependencies $(SOURCES) $(PACKAGES)
+	@echo "building the kernels"
+	@$(PIP) --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(BIN)/.lint: $(BIN)/.torch pyproject.toml
+	@$(PYTHON) tools/dependencies.py lint > $(VENV)/lint.txt
+	@$(PIP) -r $(VENV)/lint.txt
+	@touch $@
+
+clean: ## remove what was built, keep the environments
+	rm -rf build dist plugin/lib *.egg-info $(BIN)/.ready
