@@ -5,4 +5,8 @@
 STABLE_TORCH_LIBRARY(opgraft, m) {
   m.def("gelu(Tensor x) -> Tensor");
   m.def("gelu_backward(Tensor grad, Tensor x) -> Tensor");
+  m.def("linear_scan(Tensor decay, Tensor update, Tensor? initial=None, int dim=-1, bool reverse=False) -> Tensor");
+  m.def(
+      "linear_scan_backward(Tensor grad, Tensor decay, Tensor output, Tensor? initial, int dim, bool reverse) "
+      "-> (Tensor, Tensor, Tensor)");
 }

@@ -10,9 +10,10 @@ from opgraft import library as _library
 _library.load()
 
 from opgraft.ops.gelu import gelu
+from opgraft.ops.linear_scan import linear_scan
 from opgraft.ops.registration import register_sharding_rules
 from opgraft.registry import Cost, OpSpec, Sample, describe
 
 __version__ = "0.1.0"
 
-__all__ = ["Cost", "OpSpec", "Sample", "__version__", "describe", "gelu", "register_sharding_rules"]
+__all__ = ["Cost", "OpSpec", "Sample", "__version__", "describe", "gelu", "linear_scan", "register_sharding_rules"]

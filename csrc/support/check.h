@@ -80,4 +80,12 @@ inline void check_same_shape(const char* op, const char* argument, const Tensor&
         shape_text(other));
 }
 
+// Same dtype, device and shape.
+inline void check_alike(const char* op, const char* argument, const Tensor& tensor, const char* other_argument,
+                        const Tensor& other) {
+  check_same_dtype(op, argument, tensor, other_argument, other);
+  check_same_device(op, argument, tensor, other_argument, other);
+  check_same_shape(op, argument, tensor, other_argument, other);
+}
+
 }  // namespace opgraft

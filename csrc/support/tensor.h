@@ -4,6 +4,10 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstdint>
+#include <optional>
+#include <vector>
+
 namespace opgraft {
 
 using torch::stable::Tensor;
@@ -13,11 +17,37 @@ inline Tensor new_contiguous(const Tensor& like, torch::headeronly::IntHeaderOnl
   return torch::stable::new_empty(like, sizes);
 }
 
+// The same in another dtype, such as the float32 of a state.
+inline Tensor new_contiguous(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
+                             torch::headeronly::ScalarType dtype) {
+  return torch::stable::new_empty(like, sizes, dtype);
+}
+
 inline Tensor new_contiguous_like(const Tensor& like) { return new_contiguous(like, like.sizes()); }
 
 // The tensor itself where it is contiguous already, without a trip through the dispatcher.
 inline Tensor as_contiguous(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional<Tensor>(as_contiguous(*tensor)) : std::nullopt;
+}
+
+// A null pointer where the tensor was not given.
+template <typename T>
+inline const T* optional_data(const std::optional<Tensor>& tensor) {
+  return tensor ? static_cast<const T*>(tensor->const_data_ptr()) : nullptr;
+}
+
+// The sizes of `tensor` without dimension `dim`.
+inline std::vector<int64_t> sizes_without(const Tensor& tensor, int64_t dim) {
+  const int64_t left_out = dim < 0 ? dim + tensor.dim() : dim;
+  std::vector<int64_t> sizes;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (d != left_out) sizes.push_back(tensor.size(d));
+  }
+  return sizes;
 }
 
 }  // namespace opgraft
