@@ -3,46 +3,55 @@
 
 #include <torch/csrc/stable/tensor.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <tuple>
-#include <utility>
 
 namespace opgraft {
 
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-namespace detail {
-template <typename Indices>
-struct TensorTuple;
-template <size_t... I>
-struct TensorTuple<std::index_sequence<I...>> {
-  template <size_t>
-  using Each = Tensor;
-  using type = std::tuple<Each<I>...>;
-};
-}  // namespace detail
-
-// Several results of one op.
-template <size_t COUNT>
-using Tensors = typename detail::TensorTuple<std::make_index_sequence<COUNT>>::type;
-
 namespace cpu {
 Tensor gelu(const Tensor& x);
 Tensor gelu_backward(const Tensor& grad, const Tensor& x);
 Tensor linear_scan(const Tensor& decay, const Tensor& update, const OptionalTensor& initial, int64_t dim, bool reverse);
-Tensors<3> linear_scan_backward(const Tensor& grad, const Tensor& decay, const Tensor& output,
-                                const OptionalTensor& initial, int64_t dim, bool reverse);
+std::tuple<Tensor, Tensor, Tensor> linear_scan_backward(const Tensor& grad, const Tensor& decay,
+                                                        const Tensor& output, const OptionalTensor& initial,
+                                                        int64_t dim, bool reverse);
+// channel_last: x is (batch, length, channels), else (batch, channels, length). States are (batch, channels, steps).
+std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                         const OptionalTensor& initial_state, const OptionalTensor& seq_idx,
+                                         bool silu, bool channel_last);
+std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
+    const Tensor& grad, const OptionalTensor& grad_final, const Tensor& x, const Tensor& weight,
+    const OptionalTensor& bias, const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
+    bool channel_last);
+std::tuple<Tensor, Tensor> causal_conv1d_update(const Tensor& x, const Tensor& state, const Tensor& weight,
+                                                const OptionalTensor& bias, bool silu);
+Tensor causal_conv1d_update_(const Tensor& x, Tensor state, const Tensor& weight, const OptionalTensor& bias,
+                             bool silu);
 }  // namespace cpu
 
 namespace cuda {
 Tensor gelu(const Tensor& x);
 Tensor gelu_backward(const Tensor& grad, const Tensor& x);
 Tensor linear_scan(const Tensor& decay, const Tensor& update, const OptionalTensor& initial, int64_t dim, bool reverse);
-Tensors<3> linear_scan_backward(const Tensor& grad, const Tensor& decay, const Tensor& output,
-                                const OptionalTensor& initial, int64_t dim, bool reverse);
+std::tuple<Tensor, Tensor, Tensor> linear_scan_backward(const Tensor& grad, const Tensor& decay,
+                                                        const Tensor& output, const OptionalTensor& initial,
+                                                        int64_t dim, bool reverse);
+// channel_last: x is (batch, length, channels), else (batch, channels, length). States are (batch, channels, steps).
+std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                         const OptionalTensor& initial_state, const OptionalTensor& seq_idx,
+                                         bool silu, bool channel_last);
+std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
+    const Tensor& grad, const OptionalTensor& grad_final, const Tensor& x, const Tensor& weight,
+    const OptionalTensor& bias, const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
+    bool channel_last);
+std::tuple<Tensor, Tensor> causal_conv1d_update(const Tensor& x, const Tensor& state, const Tensor& weight,
+                                                const OptionalTensor& bias, bool silu);
+Tensor causal_conv1d_update_(const Tensor& x, Tensor state, const Tensor& weight, const OptionalTensor& bias,
+                             bool silu);
 }  // namespace cuda
 
 }  // namespace opgraft

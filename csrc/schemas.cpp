@@ -9,4 +9,13 @@ STABLE_TORCH_LIBRARY(opgraft, m) {
   m.def(
       "linear_scan_backward(Tensor grad, Tensor decay, Tensor output, Tensor? initial, int dim, bool reverse) "
       "-> (Tensor, Tensor, Tensor)");
+  m.def(
+      "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, Tensor? seq_idx, bool silu, "
+      "bool channel_last) -> (Tensor, Tensor)");
+  m.def(
+      "causal_conv1d_backward(Tensor grad, Tensor? grad_final, Tensor x, Tensor weight, Tensor? bias, "
+      "Tensor? initial_state, Tensor? seq_idx, bool silu, bool channel_last) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "causal_conv1d_update(Tensor x, Tensor state, Tensor weight, Tensor? bias, bool silu) -> (Tensor, Tensor)");
+  m.def("causal_conv1d_update_(Tensor x, Tensor(a!) state, Tensor weight, Tensor? bias, bool silu) -> Tensor");
 }

@@ -9,6 +9,7 @@ from opgraft import library as _library
 
 _library.load()
 
+from opgraft.ops.causal_conv1d import causal_conv1d
 from opgraft.ops.gelu import gelu
 from opgraft.ops.linear_scan import linear_scan
 from opgraft.ops.registration import register_sharding_rules

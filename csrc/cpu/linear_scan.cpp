@@ -198,8 +198,9 @@ Tensor linear_scan(const Tensor& decay, const Tensor& update, const OptionalTens
   return output;
 }
 
-Tensors<3> linear_scan_backward(const Tensor& grad, const Tensor& decay, const Tensor& output,
-                                const OptionalTensor& initial, int64_t dim, bool reverse) {
+std::tuple<Tensor, Tensor, Tensor> linear_scan_backward(const Tensor& grad, const Tensor& decay,
+                                                        const Tensor& output, const OptionalTensor& initial,
+                                                        int64_t dim, bool reverse) {
   const ScanShape shape = check_linear_scan("linear_scan_backward", decay, "output", output, initial, dim);
   check_alike("linear_scan_backward", "grad", grad, "output", output);
   const Tensor grads = as_contiguous(grad), decays = as_contiguous(decay), outputs = as_contiguous(output);

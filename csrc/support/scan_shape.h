@@ -13,7 +13,7 @@ struct ScanShape {
   int64_t length = 1;
   int64_t inner = 1;
 
-  int64_t rows() const { return outer * inner; }
+  constexpr int64_t rows() const { return outer * inner; }
 };
 
 inline ScanShape scan_shape(const char* op, const char* argument, const Tensor& tensor, int64_t dim) {

@@ -1,0 +1,514 @@
+// Depthwise causal convolution with an optional SiLU, forward, backward and one step, on the CPU.
+//
+// A row (one channel of one sequence) is widened into a buffer that begins with the width - 1 values before it; the
+// taps are then shifted loads from L1 and the loop over time is a vector operation. Channel-last tensors pass through
+// the same loops CHANNELS at a time, transposed on the way in and out, so that whole cache lines are used. Bytes: one
+// read and one write an element forward, two reads and one write backward.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "ops.h"
+#include "support/check.h"
+#include "support/conv_shape.h"
+#include "support/convert.h"
+#include "support/dispatch.h"
+#include "support/exp.h"
+#include "support/parallel.h"
+#include "support/tensor.h"
+
+namespace opgraft::cpu {
+namespace {
+
+constexpr int64_t CHANNELS = 16;  // rows together in the channel-last layout: a cache line of float
+constexpr int64_t STEPS = 512;    // steps of a row in the buffers at a time, forward
+constexpr int64_t HISTORY = MAX_CONV_WIDTH - 1;
+
+template <typename A>
+OPGRAFT_INLINE A logistic(A x) {
+  return A(1) / (A(1) + exponential(-x));
+}
+
+template <typename A>
+OPGRAFT_INLINE A activate(A x) {
+  const A s = logistic(x);
+  return s == A(0) ? A(0) : x * s;
+}
+
+template <typename A>
+OPGRAFT_INLINE A activation_slope(A x) {
+  const A s = logistic(x);
+  const A curve = s * (A(1) - s);
+  return s + (curve == A(0) ? A(0) : x * curve);
+}
+
+// history and row lie in one buffer: row[-1] is the value before row[0].
+template <typename A, int WIDTH>
+OPGRAFT_INLINE void convolve(const A* row, const A* weight, A bias, A* out, int64_t length) {
+  for (int64_t t = 0; t < length; ++t) {
+    A sum = bias;
+#pragma GCC unroll 8
+    for (int k = 0; k < WIDTH; ++k) sum += weight[k] * row[t - (WIDTH - 1) + k];
+    out[t] = sum;
+  }
+}
+
+// grad[t] is of the sum before the activation and zero behind the row; before[-j] receives the gradient of history.
+template <typename A, int WIDTH>
+OPGRAFT_INLINE void convolve_transposed(const A* grad, const A* weight, A* out, int64_t length) {
+  for (int64_t t = 0; t < length; ++t) {
+    A sum = A(0);
+#pragma GCC unroll 8
+    for (int k = 0; k < WIDTH; ++k) sum += weight[k] * grad[t + (WIDTH - 1) - k];
+    out[t] = sum;
+  }
+}
+
+// The sum of x[t] y[t], or of x[t] where y is null. Independent partial sums over BLOCK steps make the loop a vector
+// operation with a fixed order of additions; the blocks add up in double, so long rows lose no digits.
+template <typename A>
+OPGRAFT_INLINE double dot(const A* x, const A* y, int64_t length) {
+  constexpr int64_t PARTS = 32;
+  constexpr int64_t BLOCK = 16 * PARTS;
+  double total = 0;
+  for (int64_t first = 0; first < length; first += BLOCK) {
+    const int64_t end = std::min(first + BLOCK, length);
+    A part[PARTS] = {};
+    int64_t t = first;
+    for (; t + PARTS <= end; t += PARTS) {
+      for (int64_t p = 0; p < PARTS; ++p) part[p] += y ? x[t + p] * y[t + p] : x[t + p];
+    }
+    for (int64_t p = 0; t < end; ++t, ++p) part[p] += y ? x[t] * y[t] : x[t];
+    for (int64_t half = PARTS / 2; half > 0; half /= 2) {
+      for (int64_t p = 0; p < half; ++p) part[p] += part[p + half];
+    }
+    total += part[0];
+  }
+  return total;
+}
+
+template <typename A>
+OPGRAFT_INLINE void convolve_any(const A* row, const A* weight, A bias, A* out, int64_t length, int width) {
+  switch (width) {
+    case 1: return convolve<A, 1>(row, weight, bias, out, length);
+    case 2: return convolve<A, 2>(row, weight, bias, out, length);
+    case 3: return convolve<A, 3>(row, weight, bias, out, length);
+    case 4: return convolve<A, 4>(row, weight, bias, out, length);
+    case 5: return convolve<A, 5>(row, weight, bias, out, length);
+    case 6: return convolve<A, 6>(row, weight, bias, out, length);
+    case 7: return convolve<A, 7>(row, weight, bias, out, length);
+    default: return convolve<A, 8>(row, weight, bias, out, length);
+  }
+}
+
+template <typename A>
+OPGRAFT_INLINE void convolve_transposed_any(const A* grad, const A* weight, A* out, int64_t length, int width) {
+  switch (width) {
+    case 1: return convolve_transposed<A, 1>(grad, weight, out, length);
+    case 2: return convolve_transposed<A, 2>(grad, weight, out, length);
+    case 3: return convolve_transposed<A, 3>(grad, weight, out, length);
+    case 4: return convolve_transposed<A, 4>(grad, weight, out, length);
+    case 5: return convolve_transposed<A, 5>(grad, weight, out, length);
+    case 6: return convolve_transposed<A, 6>(grad, weight, out, length);
+    case 7: return convolve_transposed<A, 7>(grad, weight, out, length);
+    default: return convolve_transposed<A, 8>(grad, weight, out, length);
+  }
+}
+
+// Does step t see the value `back` steps before it? Values before the row belong to the row's first sequence.
+inline bool sees(const int32_t* seq_idx, int64_t t, int64_t back) {
+  return seq_idx[t] >= 0 && seq_idx[std::max<int64_t>(t - back, 0)] == seq_idx[t];
+}
+
+template <typename A>
+void convolve_packed(const A* row, const A* weight, A bias, A* out, int64_t first, int64_t length, int width,
+                     const int32_t* seq_idx) {
+  for (int64_t t = 0; t < length; ++t) {
+    A sum = bias;
+    for (int k = 0; k < width; ++k) {
+      if (sees(seq_idx, first + t, width - 1 - k)) sum += weight[k] * row[t - (width - 1) + k];
+    }
+    out[t] = sum;
+  }
+}
+
+template <typename A, typename T>
+OPGRAFT_INLINE void widen_row(const T* in, A* out, int64_t length) {
+  for (int64_t t = 0; t < length; ++t) out[t] = widen(in[t]);
+}
+
+template <typename A, typename T>
+OPGRAFT_INLINE void narrow_row(const A* in, T* out, int64_t length) {
+  for (int64_t t = 0; t < length; ++t) out[t] = narrow<T>(in[t]);
+}
+
+// `rows` channels side by side, transposed into rows `pitch` apart.
+template <typename A, typename T>
+OPGRAFT_INLINE void widen_columns(const T* in, int64_t stride, A* out, int64_t pitch, int64_t rows, int64_t length) {
+  for (int64_t t = 0; t < length; ++t) {
+    for (int64_t r = 0; r < rows; ++r) out[r * pitch + t] = widen(in[t * stride + r]);
+  }
+}
+
+template <typename A, typename T>
+OPGRAFT_INLINE void narrow_columns(const A* in, int64_t pitch, T* out, int64_t stride, int64_t rows, int64_t length) {
+  for (int64_t t = 0; t < length; ++t) {
+    for (int64_t r = 0; r < rows; ++r) out[t * stride + r] = narrow<T>(in[r * pitch + t]);
+  }
+}
+
+template <typename A>
+OPGRAFT_INLINE void activate_row(A* row, int64_t length) {
+  for (int64_t t = 0; t < length; ++t) row[t] = activate(row[t]);
+}
+
+// grad becomes the gradient of the sum before the activation.
+template <typename A>
+OPGRAFT_INLINE void scale_by_slope(const A* sum, A* grad, int64_t length) {
+  for (int64_t t = 0; t < length; ++t) grad[t] *= activation_slope(sum[t]);
+}
+
+template <typename A>
+OPGRAFT_INLINE void weight_gradients(const A* row, const A* grad, double* grad_weight, double* grad_bias,
+                                     int64_t length, int width) {
+  for (int k = 0; k < width; ++k) grad_weight[k] += dot(grad, row - (width - 1) + k, length);
+  *grad_bias += dot<A>(grad, nullptr, length);
+}
+
+// target_clones does not take templates: one plain function a type.
+#define OPGRAFT_CONV_SUMS(A)                                                                                          \
+  OPGRAFT_CLONES void sum_taps(const A* row, const A* weight, A bias, A* out, int64_t length, int width, bool silu) { \
+    convolve_any(row, weight, bias, out, length, width);                                                              \
+    if (silu) activate_row(out, length);                                                                              \
+  }                                                                                                                   \
+  OPGRAFT_CLONES void activate_loop(A* row, int64_t length) { activate_row(row, length); }                            \
+  OPGRAFT_CLONES void slope_loop(const A* sum, A* grad, int64_t length) { scale_by_slope(sum, grad, length); }        \
+  OPGRAFT_CLONES void spread_taps(const A* grad, const A* weight, A* out, int64_t length, int width) {                \
+    convolve_transposed_any(grad, weight, out, length, width);                                                        \
+  }                                                                                                                   \
+  OPGRAFT_CLONES void weight_loop(const A* row, const A* grad, double* grad_weight, double* grad_bias,                \
+                                  int64_t length, int width) {                                                        \
+    weight_gradients(row, grad, grad_weight, grad_bias, length, width);                                               \
+  }
+OPGRAFT_CONV_SUMS(float)
+OPGRAFT_CONV_SUMS(double)
+
+#define OPGRAFT_CONV_MOVES(T, A)                                                                                     \
+  OPGRAFT_CLONES void read_rows(const T* in, int64_t stride, A* out, int64_t pitch, int64_t rows, int64_t length) {   \
+    stride == 1 && rows == 1 ? widen_row(in, out, length) : widen_columns(in, stride, out, pitch, rows, length);     \
+  }                                                                                                                  \
+  OPGRAFT_CLONES void write_rows(const A* in, int64_t pitch, T* out, int64_t stride, int64_t rows, int64_t length) {  \
+    stride == 1 && rows == 1 ? narrow_row(in, out, length) : narrow_columns(in, pitch, out, stride, rows, length);   \
+  }
+OPGRAFT_CONV_MOVES(float, float)
+OPGRAFT_CONV_MOVES(double, double)
+OPGRAFT_CONV_MOVES(Half, float)
+OPGRAFT_CONV_MOVES(BFloat16, float)
+
+template <typename T>
+struct Arguments {
+  ConvShape shape;
+  const T* x;
+  const T* weight;
+  const T* bias;
+  const T* initial;
+  const int32_t* seq_idx;
+  bool silu;
+
+  int64_t offset(int64_t b, int64_t c) const { return b * shape.batch_stride() + c * shape.channel_stride(); }
+};
+
+template <typename T>
+void read_weights(const Arguments<T>& a, int64_t channel, Accumulate<T>* weight, Accumulate<T>* bias) {
+  for (int k = 0; k < a.shape.width; ++k) weight[k] = widen(a.weight[channel * a.shape.width + k]);
+  *bias = a.bias ? widen(a.bias[channel]) : Accumulate<T>(0);
+}
+
+// The width - 1 values before the row.
+template <typename T>
+void read_history(const Arguments<T>& a, int64_t b, int64_t channel, Accumulate<T>* row) {
+  const int history = a.shape.width - 1;
+  for (int j = 0; j < history; ++j) {
+    row[j - history] =
+        a.initial ? widen(a.initial[(b * a.shape.channels + channel) * history + j]) : Accumulate<T>(0);
+  }
+}
+
+template <typename T>
+void forward_rows(const Arguments<T>& a, int64_t b, int64_t first, int64_t rows, T* out, T* final_state) {
+  using A = Accumulate<T>;
+  const ConvShape& s = a.shape;
+  constexpr int64_t PITCH = HISTORY + 1 + STEPS;
+  // On the stack: at most 16 rows of 520 values, twice.
+  A in_buffer[CHANNELS * PITCH];
+  A out_buffer[CHANNELS * STEPS];
+  A* const row0 = in_buffer + HISTORY + 1;
+  const int history = s.width - 1;
+  const int32_t* seq_idx = a.seq_idx ? a.seq_idx + b * s.length : nullptr;
+  A weight[CHANNELS][MAX_CONV_WIDTH], bias[CHANNELS];
+  for (int64_t r = 0; r < rows; ++r) {
+    read_weights(a, first + r, weight[r], &bias[r]);
+    read_history(a, b, first + r, row0 + r * PITCH);
+  }
+  for (int64_t t = 0; t < s.length; t += STEPS) {
+    const int64_t steps = std::min(STEPS, s.length - t);
+    const int64_t at = a.offset(b, first) + t * s.step_stride();
+    read_rows(a.x + at, s.step_stride(), row0, PITCH, rows, steps);
+    for (int64_t r = 0; r < rows; ++r) {
+      A* row = row0 + r * PITCH;
+      if (seq_idx) {
+        convolve_packed(row, weight[r], bias[r], out_buffer + r * STEPS, t, steps, s.width, seq_idx);
+        if (a.silu) activate_loop(out_buffer + r * STEPS, steps);
+        for (int64_t i = 0; i < steps; ++i) {
+          if (seq_idx[t + i] < 0) out_buffer[r * STEPS + i] = A(0);
+        }
+      } else {
+        sum_taps(row, weight[r], bias[r], out_buffer + r * STEPS, steps, s.width, a.silu);
+      }
+      // What the next part, or the final state, needs of this one. Moves forward, so overlaps are safe.
+      for (int j = -history; j < 0; ++j) row[j] = row[steps + j];
+    }
+    write_rows(out_buffer, STEPS, out + at, s.step_stride(), rows, steps);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int j = 0; j < history; ++j) {
+      const bool seen = !seq_idx || s.length == 0 || sees(seq_idx, s.length - 1, history - 1 - j);
+      final_state[(b * s.channels + first + r) * history + j] =
+          narrow<T>(seen ? row0[r * PITCH + j - history] : A(0));
+    }
+  }
+}
+
+// The same for a packed row: every tap sees the gradients of those steps that see it. `seen` is a buffer of a row.
+template <typename A>
+void backward_packed(const A* row, const A* grad, const A* weight, A* grad_row, A* seen, double* grad_weight,
+                     double* grad_bias, int64_t length, int width, const int32_t* seq_idx) {
+  for (int64_t t = -(width - 1); t < length; ++t) grad_row[t] = A(0);
+  *grad_bias += dot<A>(grad, nullptr, length);
+  for (int k = 0; k < width; ++k) {
+    const int64_t back = width - 1 - k;
+    for (int64_t t = 0; t < length; ++t) {
+      seen[t] = sees(seq_idx, t, back) ? grad[t] : A(0);
+      grad_row[t - back] += weight[k] * seen[t];
+    }
+    grad_weight[k] += dot(seen, row - back, length);
+  }
+}
+
+template <typename T>
+struct Gradients {
+  const T* grad;
+  const T* grad_final;
+  T* x;
+  T* weight;
+  T* bias;
+  T* initial;
+};
+
+// All batches of `rows` channels, in order: the weights' gradients are sums over the batch.
+template <typename T>
+void backward_channels(const Arguments<T>& a, const Gradients<T>& g, int64_t first, int64_t rows) {
+  using A = Accumulate<T>;
+  const ConvShape& s = a.shape;
+  const int history = s.width - 1;
+  const int64_t pitch = HISTORY + 1 + s.length + HISTORY;
+  std::vector<A> in(rows * pitch), up(rows * pitch), out(rows * pitch), sum(s.length);
+  A weight[CHANNELS][MAX_CONV_WIDTH], bias[CHANNELS];
+  double grad_weight[CHANNELS][MAX_CONV_WIDTH] = {}, grad_bias[CHANNELS] = {};
+  for (int64_t r = 0; r < rows; ++r) read_weights(a, first + r, weight[r], &bias[r]);
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const int64_t at = a.offset(b, first);
+    const int32_t* seq_idx = a.seq_idx ? a.seq_idx + b * s.length : nullptr;
+    read_rows(a.x + at, s.step_stride(), in.data() + HISTORY + 1, pitch, rows, s.length);
+    read_rows(g.grad + at, s.step_stride(), up.data() + HISTORY + 1, pitch, rows, s.length);
+    for (int64_t r = 0; r < rows; ++r) {
+      A* row = in.data() + r * pitch + HISTORY + 1;
+      A* grad = up.data() + r * pitch + HISTORY + 1;
+      A* grad_row = out.data() + r * pitch + HISTORY + 1;
+      read_history(a, b, first + r, row);
+      if (a.silu) {
+        if (seq_idx) {
+          convolve_packed(row, weight[r], bias[r], sum.data(), 0, s.length, s.width, seq_idx);
+        } else {
+          sum_taps(row, weight[r], bias[r], sum.data(), s.length, s.width, false);
+        }
+        slope_loop(sum.data(), grad, s.length);
+      }
+      for (int j = 1; j <= history; ++j) grad[-j] = grad[s.length + j - 1] = A(0);
+      if (seq_idx) {
+        for (int64_t t = 0; t < s.length; ++t) grad[t] = seq_idx[t] < 0 ? A(0) : grad[t];
+        backward_packed(row, grad, weight[r], grad_row, sum.data(), grad_weight[r], &grad_bias[r], s.length, s.width,
+                        seq_idx);
+      } else {
+        spread_taps(grad - history, weight[r], grad_row - history, s.length + history, s.width);
+        weight_loop(row, grad, grad_weight[r], &grad_bias[r], s.length, s.width);
+      }
+      const int64_t state = (b * s.channels + first + r) * history;
+      for (int j = 0; g.grad_final && j < history; ++j) {
+        if (!seq_idx || s.length == 0 || sees(seq_idx, s.length - 1, history - 1 - j)) {
+          grad_row[s.length - history + j] += widen(g.grad_final[state + j]);
+        }
+      }
+      for (int j = 0; j < history; ++j) g.initial[state + j] = narrow<T>(grad_row[j - history]);
+    }
+    write_rows(out.data() + HISTORY + 1, pitch, g.x + at, s.step_stride(), rows, s.length);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int k = 0; k < s.width; ++k) {
+      g.weight[(first + r) * s.width + k] = narrow<T>(static_cast<A>(grad_weight[r][k]));
+    }
+    g.bias[first + r] = narrow<T>(static_cast<A>(grad_bias[r]));
+  }
+}
+
+// Calls body(first channel, channels) for groups that lie in whole cache lines where channels are last.
+template <typename Body>
+void for_channel_groups(const ConvShape& shape, int64_t begin, int64_t end, const Body& body) {
+  const int64_t size = shape.channel_last ? CHANNELS : 1;
+  for (int64_t group = begin; group < end; ++group) {
+    body(group * size, std::min(size, shape.channels - group * size));
+  }
+}
+
+int64_t channel_groups(const ConvShape& shape) {
+  return shape.channel_last ? (shape.channels + CHANNELS - 1) / CHANNELS : shape.channels;
+}
+
+int64_t grain(int64_t elements_each) { return std::max<int64_t>(1, GRAIN_ELEMENTS / std::max<int64_t>(1, elements_each)); }
+
+template <typename T>
+void update_rows(const ConvShape& s, const T* x, const T* state, const T* weight, const T* bias, T* out,
+                 T* new_state, bool silu, int64_t begin, int64_t end) {
+  using A = Accumulate<T>;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t c = row % s.channels;
+    const T* kept = state + row * s.length;
+    const A current = widen(x[row]);
+    A sum = bias ? widen(bias[c]) : A(0);
+    for (int k = 0; k < s.width - 1; ++k) {
+      sum += A(widen(weight[c * s.width + k])) * A(widen(kept[s.length - (s.width - 1) + k]));
+    }
+    sum += A(widen(weight[c * s.width + s.width - 1])) * current;
+    out[row] = narrow<T>(silu ? activate(sum) : sum);
+    for (int64_t j = 0; j + 1 < s.length; ++j) new_state[row * s.length + j] = kept[j + 1];
+    if (s.length > 0) new_state[row * s.length + s.length - 1] = x[row];
+  }
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                         const OptionalTensor& initial_state, const OptionalTensor& seq_idx,
+                                         bool silu, bool channel_last) {
+  const ConvShape shape = check_conv("causal_conv1d", x, weight, bias, initial_state, seq_idx, channel_last);
+  const Tensor in = as_contiguous(x), weights = as_contiguous(weight);
+  const OptionalTensor biases = as_contiguous(bias), start = as_contiguous(initial_state);
+  const OptionalTensor sequences = as_contiguous(seq_idx);
+  Tensor out = new_contiguous_like(x);
+  Tensor final_state = new_contiguous(x, std::vector<int64_t>{shape.batch, shape.channels, shape.width - 1});
+  dispatch_floating("causal_conv1d", x, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const Arguments<T> arguments{shape, in.const_data_ptr<T>(), weights.const_data_ptr<T>(), optional_data<T>(biases),
+                                 optional_data<T>(start), optional_data<int32_t>(sequences), silu};
+    T *y = out.mutable_data_ptr<T>(), *last = final_state.mutable_data_ptr<T>();
+    const int64_t groups = channel_groups(shape);
+    const int64_t each = shape.length * (channel_last ? CHANNELS : 1);
+    parallel_for(0, shape.batch * groups, grain(each), [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        for_channel_groups(shape, i % groups, i % groups + 1, [&](int64_t first, int64_t rows) {
+          forward_rows(arguments, i / groups, first, rows, y, last);
+        });
+      }
+    });
+  });
+  return {out, final_state};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
+    const Tensor& grad, const OptionalTensor& grad_final, const Tensor& x, const Tensor& weight,
+    const OptionalTensor& bias, const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
+    bool channel_last) {
+  const char* op = "causal_conv1d_backward";
+  const ConvShape shape = check_conv(op, x, weight, bias, initial_state, seq_idx, channel_last);
+  check_alike(op, "grad", grad, "x", x);
+  if (grad_final) {
+    check_same_dtype(op, "grad_final", *grad_final, "x", x);
+    check_same_device(op, "grad_final", *grad_final, "x", x);
+    check_sizes(op, "grad_final", *grad_final, "(batch, channels, width - 1)",
+                {shape.batch, shape.channels, shape.width - 1});
+  }
+  const Tensor in = as_contiguous(x), weights = as_contiguous(weight), up = as_contiguous(grad);
+  const OptionalTensor biases = as_contiguous(bias), start = as_contiguous(initial_state);
+  const OptionalTensor sequences = as_contiguous(seq_idx), up_final = as_contiguous(grad_final);
+  Tensor grad_x = new_contiguous_like(x), grad_weight = new_contiguous_like(weight);
+  Tensor grad_bias = new_contiguous(x, std::vector<int64_t>{shape.channels});
+  Tensor grad_initial = new_contiguous(x, std::vector<int64_t>{shape.batch, shape.channels, shape.width - 1});
+  dispatch_floating(op, x, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const Arguments<T> arguments{shape, in.const_data_ptr<T>(), weights.const_data_ptr<T>(), optional_data<T>(biases),
+                                 optional_data<T>(start), optional_data<int32_t>(sequences), silu};
+    const Gradients<T> gradients{up.const_data_ptr<T>(),         optional_data<T>(up_final),
+                                 grad_x.mutable_data_ptr<T>(),   grad_weight.mutable_data_ptr<T>(),
+                                 grad_bias.mutable_data_ptr<T>(), grad_initial.mutable_data_ptr<T>()};
+    const int64_t each = shape.length * shape.batch * (channel_last ? CHANNELS : 1);
+    parallel_for(0, channel_groups(shape), grain(each), [=](int64_t begin, int64_t end) {
+      for_channel_groups(shape, begin, end, [&](int64_t first, int64_t rows) {
+        backward_channels(arguments, gradients, first, rows);
+      });
+    });
+  });
+  return {grad_x, grad_weight, grad_bias, grad_initial};
+}
+
+namespace {
+
+void update_into(const ConvShape& shape, const Tensor& x, const Tensor& state, const Tensor& weight,
+                 const OptionalTensor& bias, bool silu, Tensor& out, Tensor& new_state) {
+  const Tensor in = as_contiguous(x), weights = as_contiguous(weight);
+  const OptionalTensor biases = as_contiguous(bias);
+  dispatch_floating("causal_conv1d_update", x, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T *current = in.const_data_ptr<T>(), *kept = state.const_data_ptr<T>(), *w = weights.const_data_ptr<T>();
+    const T* offset = optional_data<T>(biases);
+    T *y = out.mutable_data_ptr<T>(), *next = new_state.mutable_data_ptr<T>();
+    parallel_for(0, shape.batch * shape.channels, grain(shape.length), [=](int64_t begin, int64_t end) {
+      update_rows(shape, current, kept, w, offset, y, next, silu, begin, end);
+    });
+  });
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> causal_conv1d_update(const Tensor& x, const Tensor& state, const Tensor& weight,
+                                                const OptionalTensor& bias, bool silu) {
+  const ConvShape shape = check_conv_update("causal_conv1d_update", x, state, weight, bias);
+  const Tensor kept = as_contiguous(state);
+  Tensor out = new_contiguous_like(x), new_state = new_contiguous_like(state);
+  update_into(shape, x, kept, weight, bias, silu, out, new_state);
+  return {out, new_state};
+}
+
+Tensor causal_conv1d_update_(const Tensor& x, Tensor state, const Tensor& weight, const OptionalTensor& bias,
+                             bool silu) {
+  const ConvShape shape = check_conv_update("causal_conv1d_update_", x, state, weight, bias);
+  Tensor out = new_contiguous_like(x);
+  if (state.is_contiguous()) {
+    update_into(shape, x, state, weight, bias, silu, out, state);  // a row's shift reads ahead of what it writes
+  } else {
+    Tensor kept = torch::stable::contiguous(state);
+    update_into(shape, x, kept, weight, bias, silu, out, kept);
+    torch::stable::copy_(state, kept);
+  }
+  return out;
+}
+
+}  // namespace opgraft::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(opgraft, CPU, m) {
+  m.impl("causal_conv1d", TORCH_BOX(&opgraft::cpu::causal_conv1d));
+  m.impl("causal_conv1d_backward", TORCH_BOX(&opgraft::cpu::causal_conv1d_backward));
+  m.impl("causal_conv1d_update", TORCH_BOX(&opgraft::cpu::causal_conv1d_update));
+  m.impl("causal_conv1d_update_", TORCH_BOX(&opgraft::cpu::causal_conv1d_update_));
+}
