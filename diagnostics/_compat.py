@@ -171,6 +171,9 @@ def layout_tag(op: Any) -> str:
 
 def quiet_compiler() -> None:
     """In a fork: forget what was compiled before, and compile in this process, whose helpers did not come along."""
+    import os
+
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     dynamo = loaded("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
