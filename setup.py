@@ -53,6 +53,15 @@ def run(command: list[str], what: str) -> None:
         raise ExecError(f"opgraft: {what} failed, see the output above: {' '.join(command)}")
 
 
+def up_to_date(target: Path, cuda: bool) -> bool:
+    """True where the libraries in ``target`` are newer than every source: one build serves every torch."""
+    libraries = [target / "libopgraft.so", *([target / "libopgraft_cuda.so"] if cuda else [])]
+    if not all(library.exists() for library in libraries) or cuda != (target / "libopgraft_cuda.so").exists():
+        return False
+    newest = max(path.stat().st_mtime for path in [ROOT / "setup.py", *(ROOT / "csrc").rglob("*")])
+    return min(library.stat().st_mtime for library in libraries) > newest
+
+
 def build_native(target: Path) -> None:
     """Builds into ``build/native`` (kept between runs, so only changed files are compiled) and copies to ``target``."""
     cmake = find_tool("cmake", "CMAKE", "install CMake 3.24 or newer")
@@ -60,6 +69,8 @@ def build_native(target: Path) -> None:
     nvcc = find_nvcc()
     if nvcc is None:
         print("opgraft: no nvcc found, the CUDA half is left out", file=sys.stderr)
+    if up_to_date(target, cuda=nvcc is not None):
+        return
     folder = Path(os.environ.get("OPGRAFT_BUILD_DIR", ROOT / "build" / "native"))
     torch = torch_folder()
     options = [
@@ -76,7 +87,7 @@ def build_native(target: Path) -> None:
     built = sorted(folder.glob("libopgraft*.so"))
     for library in built:
         # Replaced in one step: a process that starts meanwhile finds the old library or the new one.
-        shutil.copy2(library, target / f".{library.name}.new")
+        shutil.copy(library, target / f".{library.name}.new")
         os.replace(target / f".{library.name}.new", target / library.name)
     for old in set(target.glob("libopgraft*.so")) - {target / library.name for library in built}:
         old.unlink()

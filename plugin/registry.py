@@ -48,6 +48,7 @@ class OpSpec:
         dtypes: the floating dtypes that the op takes.
         backward: the overload that computes the gradient, where there is one.
         surrogate: the gradient is deliberately not that of the reference (then it is not compared).
+        large: ``large(device, dtype)`` gives a call over more than 2^31 elements, and a check of its result.
         owner: the distribution that ships the op.
     """
 
@@ -59,6 +60,7 @@ class OpSpec:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     backward: OpOverload | None = None
     surrogate: bool = False
+    large: Callable[[torch.device, torch.dtype], tuple[Sample, Callable[[Any], None]]] | None = None
     owner: str = "unknown"
 
     @property

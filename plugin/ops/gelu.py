@@ -6,7 +6,7 @@ neighbours, and an opaque kernel cannot be fused. See docs/ops/gelu.md for what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -89,6 +89,18 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("edge values", (torch.tensor(edges, device=device, dtype=dtype),))
 
 
+def large(device: torch.device, dtype: torch.dtype) -> tuple[Sample, Callable[[Any], None]]:
+    """Over 2^31 elements; the last ones are compared, since a 32-bit index never reaches them."""
+    x = torch.ones(2**31 + 4099, device=device, dtype=dtype)
+    x[-4099:] = Maker(device, dtype).normal(4099)
+
+    def check(y: torch.Tensor) -> None:
+        torch.testing.assert_close(y[-4099:], reference(x[-4099:]))
+        torch.testing.assert_close(y[:1], reference(x[:1]))
+
+    return Sample("over 2^31 elements", (x,)), check
+
+
 def reference_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The gradient of the reference."""
     (found,) = vector_jacobian_product(reference, (x,), (grad,))
@@ -143,7 +155,9 @@ bind(
 shard(_op, pointwise_rule(inputs=1))
 shard(_backward_op, pointwise_rule(inputs=2))
 
-SPEC = register(OpSpec(_op, reference, samples=samples, cost=cost, public=gelu, backward=_backward_op, owner="opgraft"))
+SPEC = register(
+    OpSpec(_op, reference, samples=samples, cost=cost, public=gelu, backward=_backward_op, large=large, owner="opgraft")
+)
 BACKWARD_SPEC = register(
     OpSpec(_backward_op, reference_backward, samples=backward_samples, cost=backward_cost, owner="opgraft")
 )

@@ -1,0 +1,182 @@
+"""Every probe of a private torch name of the diagnostics, and nothing else. A missing name takes one part away, by name.
+
+Nothing here imports ``torch._dynamo`` before the watched program does: what needs it returns ``None`` until it is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import CodeType, ModuleType
+from typing import Any
+
+TRACE_LOGGER = "torch.__trace"
+
+
+def loaded(name: str) -> ModuleType | None:
+    """A module that the watched program has already imported, else None."""
+    return sys.modules.get(name)
+
+
+def trace_logger() -> logging.Logger:
+    """The logger that carries torch's structured trace events (H1)."""
+    return logging.getLogger(TRACE_LOGGER)
+
+
+def intern_table() -> dict[str, int]:
+    """The table that turns the numbers in trace events back into file names; empty where torch keeps none."""
+    module = loaded("torch._logging.structured")
+    table = getattr(module, "INTERN_TABLE", None)
+    return table if isinstance(table, dict) else {}
+
+
+def trace_id() -> tuple[str, int]:
+    """The compile id and the attempt of the compile that runs in this thread, ("", 0) outside one."""
+    context = getattr(loaded("torch._guards"), "CompileContext", None)
+    try:
+        current = context.current_trace_id() if context is not None else None
+        return (str(current.compile_id), int(current.attempt)) if current is not None else ("", 0)
+    except Exception:
+        return "", 0
+
+
+def translator_class() -> type | None:
+    """The class whose instances trace bytecode; its frames carry the user's stack with columns."""
+    found = getattr(loaded("torch._dynamo.symbolic_convert"), "InstructionTranslatorBase", None)
+    return found if isinstance(found, type) else None
+
+
+def variable_class() -> type | None:
+    """The base class of the tracer's stand-ins for values."""
+    found = getattr(loaded("torch._dynamo.variables.base"), "VariableTracker", None)
+    return found if isinstance(found, type) else None
+
+
+def user_stack() -> list[Any]:
+    """The user's stack as torch itself keeps it while tracing: FrameSummary objects, outermost first."""
+    context = getattr(loaded("torch._guards"), "TracingContext", None)
+    try:
+        return list(context.extract_stack()) if context is not None else []
+    except Exception:
+        return []
+
+
+def skip_code(code: CodeType) -> bool:
+    """Tells the tracer never to look into ``code``. False where torch has no such call."""
+    call = getattr(loaded("torch._dynamo.eval_frame"), "skip_code", None)
+    if call is None:
+        return False
+    call(code)
+    return True
+
+
+def counters() -> dict[str, dict[str, int]]:
+    """torch's own counters (H4) as plain data."""
+    found = getattr(loaded("torch._dynamo.utils"), "counters", None)
+    if found is None:
+        return {}
+    return {group: dict(values) for group, values in list(found.items())}
+
+
+# ---- ops, as the doctor reads them
+
+
+def schema_text(op: Any) -> str:
+    """The schema as written; its text alone tells ``SymInt`` from ``int``."""
+    return str(op._schema)
+
+
+def has_kernel(op: Any, key: str) -> bool:
+    """Is a kernel of this op registered under ``key`` itself?"""
+    import torch
+
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def is_registered(name: str) -> bool:
+    """Does the dispatcher know an op of this name (``ns::op`` or ``ns::op.overload``)?"""
+    import torch
+
+    base, _, overload = name.partition(".")
+    try:
+        torch._C._dispatch_find_schema_or_throw(base, "" if overload == "default" else overload)
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
+def op_definition(op: Any) -> Any:
+    """The ``CustomOpDef`` behind an overload that ``torch.library.custom_op`` made, else None."""
+    module = loaded("torch._library.custom_ops")
+    return getattr(module, "OPDEFS", {}).get(op._schema.name)
+
+
+def python_kernel(op: Any) -> Any:
+    """The Python function that is the op's kernel, where it is one and torch keeps it, else None."""
+    definition = op_definition(op)
+    return getattr(definition, "_init_fn", None)
+
+
+def python_fake(op: Any) -> Any:
+    """The function that was given to ``register_fake``, else None."""
+    holder = getattr(loaded("torch._library.simple_registry"), "singleton", None)
+    entry = holder.find(op._schema.name) if holder is not None else None
+    kernel = getattr(getattr(entry, "fake_impl", None), "kernel", None)
+    return getattr(kernel, "func", None)
+
+
+def declares_effect(op: Any) -> bool:
+    """Has the op been registered as one with a side effect, so that no pass may drop it?"""
+    holder = getattr(loaded("torch._library.simple_registry"), "singleton", None)
+    entry = holder.find(op._schema.name) if holder is not None else None
+    if getattr(getattr(entry, "effect", None), "effect", None) is not None:
+        return True
+    effects = loaded("torch._higher_order_ops.effects")
+    for table in ("SIDE_EFFECTS", "_op_to_effects"):
+        found = getattr(effects, table, None)
+        if found is not None and op in found:
+            return True
+    impure = getattr(loaded("torch.fx.node"), "_side_effectful_functions", ())
+    return op in impure
+
+
+def registered_at(op: Any) -> tuple[str, int]:
+    """File and line at which the schema or a kernel was registered in C++; ("", 0) where torch does not say."""
+    import re
+
+    import torch
+
+    try:
+        text = torch._C._dispatch_dump(op.name())
+    except (AttributeError, RuntimeError):
+        return "", 0
+    places = re.findall(r"registered at ([^\n]+?):(\d+)", text)
+    outside = [(path, int(line)) for path, line in places if "/torch/" not in path and not path.startswith("/dev/null")]
+    return outside[0] if outside else ("", 0)
+
+
+def layout_tag(op: Any) -> str:
+    """The layout rule that the compiler applies to the op's inputs, such as ``needs_exact_strides``."""
+    try:
+        from torch._library.utils import get_layout_constraint_tag
+
+        tag = get_layout_constraint_tag(op)
+    except Exception:
+        return ""
+    return str(tag).rpartition(".")[2] if tag is not None else ""
+
+
+def quiet_compiler() -> None:
+    """In a fork: forget what was compiled before, and compile in this process, whose helpers did not come along."""
+    import os
+
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    dynamo = loaded("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+    inductor = loaded("torch._inductor.config")
+    if inductor is not None and hasattr(inductor, "compile_threads"):
+        inductor.compile_threads = 1

@@ -1,0 +1,170 @@
+"""One run of ``opgraft explain`` from the target to the reports and the exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from opgraft.diagnostics.collect.launch import Target, run_watched
+from opgraft.diagnostics.model import CheckResult, Finding, Report, Run
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files to write; None means none."""
+
+    json: Path | None = None
+    html: Path | None = None
+    sarif: Path | None = None
+    markdown: Path | None = None
+    events: Path | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the terminal shows."""
+
+    verbose: bool = False
+    notes: bool = False
+    quiet: bool = False
+
+
+def explain_program(
+    script: str | None,
+    module: str | None,
+    arguments: list[str],
+    outputs: Outputs,
+    shown: Shown,
+    check_ops: bool = True,
+) -> int:
+    """Runs, diagnoses, reports; returns the program's exit code (2 for a target that cannot be run)."""
+    target = find_target(script, module, arguments)
+    if isinstance(target, str):
+        print(f"opgraft explain: {target}", file=sys.stderr)
+        return 2
+    trouble = unwritable(outputs)
+    if trouble:
+        print(f"opgraft explain: {trouble}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="opgraft-") as folder:
+        events = Path(folder) / "events.jsonl"
+        recording = Path(folder) / "recording" if check_ops else None
+        run = run_watched(target, events, recording)
+        report = report_of(events, run)
+        if recording is not None:
+            report = _with_checks(report, recording)
+        if outputs.events is not None:
+            _copy(events, outputs.events)
+    written = write_outputs(report, outputs)
+    if not shown.quiet:
+        _show(report, shown, written)
+    return run.exit_code
+
+
+def find_target(script: str | None, module: str | None, arguments: list[str]) -> Target | str:
+    """What to run, or a sentence that says why it cannot be."""
+    if module is not None:
+        return Target("module", module, tuple(arguments))
+    if script is None:
+        return "give a script to run: opgraft explain SCRIPT [ARGS...]"
+    path, colon, name = script.rpartition(":")
+    if colon and path.endswith(".py") and name.isidentifier():
+        if not os.path.isfile(path):
+            return f"there is no file {path}"
+        return Target("function", script, tuple(arguments))
+    if not os.path.exists(script):
+        return f"there is no file {script}"
+    if os.path.isdir(script):
+        main = Path(script) / "__main__.py"
+        return Target("script", str(main), tuple(arguments)) if main.is_file() else f"{script} is a folder, not a script"
+    return Target("script", script, tuple(arguments))
+
+
+def unwritable(outputs: Outputs) -> str:
+    """A sentence about the first output that cannot be written, before anything runs; "" if all can."""
+    for path in (outputs.json, outputs.html, outputs.sarif, outputs.markdown, outputs.events):
+        if path is not None and not os.access(path.absolute().parent, os.W_OK):
+            return f"cannot write {path}: its folder does not exist or may not be written to"
+    return ""
+
+
+def report_of(events: Path, run: Run) -> Report:
+    """The report of a stream; of none, if the program died before its first event."""
+    from opgraft.diagnostics.collect.events import read_events
+    from opgraft.diagnostics.collect.recorder import package_version
+    from opgraft.diagnostics.diagnose.report import diagnose
+
+    report = diagnose(read_events(events) if events.exists() else (), run)
+    if not report.opgraft:
+        report = msgspec.structs.replace(report, opgraft=package_version())
+    return report
+
+
+def write_outputs(report: Report, outputs: Outputs) -> list[Path]:
+    """Writes the files that were asked for; returns their paths."""
+    written = []
+    for path, module, function in (
+        (outputs.json, "json", "write_json"),
+        (outputs.html, "html", "write_html"),
+        (outputs.sarif, "sarif", "write_sarif"),
+        (outputs.markdown, "markdown", "write_markdown"),
+    ):
+        if path is None:
+            continue
+        write: Callable[[Report, Path], None] = getattr(
+            importlib.import_module(f"opgraft.diagnostics.report.{module}"), function
+        )
+        try:
+            write(report, path)
+            written.append(path)
+        except OSError as error:
+            print(f"opgraft explain: cannot write {path}: {error.strerror}", file=sys.stderr)
+    return written
+
+
+def _with_checks(report: Report, recording: Path) -> Report:
+    """The report with what the doctor says of the custom ops that the run called; unchanged where it says nothing."""
+    try:
+        check: Any = importlib.import_module("opgraft.diagnostics.conform.recorded").check_recorded_calls
+    except (ImportError, AttributeError):
+        return report
+    if not recording.exists():
+        return report
+    try:
+        found: tuple[tuple[Finding, ...], tuple[CheckResult, ...]] = check(recording)
+    except Exception as error:
+        degraded = (*report.degraded, f"custom ops were not checked: {type(error).__name__}: {error}")
+        return msgspec.structs.replace(report, degraded=degraded)
+    from opgraft.diagnostics.diagnose.merge import merge
+
+    return merge(report, *found)
+
+
+def _copy(source: Path, target: Path) -> None:
+    from opgraft.diagnostics.report.files import write_atomically
+
+    try:
+        write_atomically(target, source.read_bytes() if source.exists() else b"")
+    except OSError as error:
+        print(f"opgraft explain: cannot write {target}: {error.strerror}", file=sys.stderr)
+
+
+def _show(report: Report, shown: Shown, written: list[Path]) -> None:
+    from rich.console import Console
+
+    from opgraft.diagnostics.report.terminal import print_report
+
+    sys.stdout.flush()
+    console = Console(stderr=True)
+    console.print()
+    print_report(report, console=console, verbose=shown.verbose, notes=shown.notes)
+    if written:
+        console.print(" · ".join(str(path) for path in written), style="dim", highlight=False)

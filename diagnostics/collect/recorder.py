@@ -1,0 +1,157 @@
+"""One watcher of a process: listens to the hooks, stamps events and hands them to a sink."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from opgraft.diagnostics import _compat
+from opgraft.diagnostics.collect import hooks
+from opgraft.diagnostics.collect.events import Began, CompileBegan, CompileEnded, Ended, Event, Message
+from opgraft.diagnostics.collect.graphs import GraphClock
+from opgraft.diagnostics.collect.laps import Window, summarise
+from opgraft.diagnostics.collect.place import own_prefixes
+from opgraft.diagnostics.collect.trace import TraceReader
+
+Sink = Callable[[Event], None]
+_COUNTED = ("frames", "stats", "graph_break", "inductor", "aot_autograd")
+
+
+class Recorder:
+    """Listens from :meth:`start` to :meth:`stop`. What reaches the sink is a whole stream: head, events, laps, end."""
+
+    def __init__(self, sink: Sink, command: tuple[str, ...] = (), late: bool = False) -> None:
+        self.clock = GraphClock()
+        self._sink = sink
+        self._command = command
+        self._late = late
+        self._reader = TraceReader(self.event)
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._began = 0.0
+        self._before: dict[str, int] = {}
+        self._opened: dict[int, list[int]] = {}
+        self._windows: deque[Window] = deque(maxlen=4096)
+        self._compiled = False
+        self._head_written = False
+
+    def start(self) -> None:
+        """Puts the hooks in. The head of the stream is written with the first event, when torch is there to be named."""
+        self._began = time.perf_counter()
+        self._before = _flat_counters()
+        if self._late:
+            self.clock.wrap_existing()
+        hooks.add(self)
+
+    def stop(self, exit_code: int = 0, how: str = "ok", detail: str = "") -> None:
+        """Takes the hooks out and writes the laps and the end."""
+        hooks.remove(self)
+        if os.getpid() != self._process:
+            return
+        self.event(self.laps())
+        after = _flat_counters()
+        self.event(
+            Ended(
+                exit_code=exit_code,
+                seconds=time.perf_counter() - self._began,
+                how=how,
+                detail=detail[:2000],
+                counters={
+                    name: count - self._before.get(name, 0)
+                    for name, count in after.items()
+                    if count != self._before.get(name, 0)
+                },
+                compiled_anything=self._compiled,
+            )
+        )
+
+    def laps(self) -> Event:
+        """The repeating step as seen up to now."""
+        return summarise(list(self.clock.calls), list(self._windows), dict(self.clock.counts))
+
+    def event(self, event: Event) -> None:
+        """Stamps and passes on one event."""
+        if isinstance(event, (CompileBegan, CompileEnded)):
+            self._compiled = True
+        with self._lock:
+            if not self._head_written:
+                self._head_written = True
+                self._sink(self._stamp(self._head()))
+            self._sink(self._stamp(event))
+
+    def trace(self, metadata: dict[str, Any], payload: Any) -> None:
+        self._reader.read(metadata, payload)
+
+    def message(self, message: Message) -> None:
+        self._reader.message(message)
+
+    def window(self, opening: bool) -> None:
+        """A compile begins or ends in this thread; what runs meanwhile is not a gap of the step."""
+        open_ = self._opened.setdefault(threading.get_ident(), [])
+        if opening:
+            open_.append(time.perf_counter_ns())
+        elif open_:
+            self._windows.append((open_.pop(), time.perf_counter_ns()))
+        else:
+            now = time.perf_counter_ns()
+            self._windows.append((now, now))
+
+    def _stamp(self, event: Event) -> Event:
+        here = os.getpid()
+        return msgspec.structs.replace(
+            event,
+            t=time.perf_counter() - self._began,
+            thread=0 if threading.current_thread() is threading.main_thread() else threading.get_ident(),
+            process=0 if here == self._process else here,
+        )
+
+    def _head(self) -> Began:
+        torch = sys.modules.get("torch")
+        return Began(
+            opgraft=package_version(),
+            torch=str(getattr(torch, "__version__", "")),
+            python=platform.python_version(),
+            device=_device(torch),
+            command=self._command,
+            missing=hooks.missing(),
+            prefixes=own_prefixes(),
+            late=self._late,
+        )
+
+
+def package_version() -> str:
+    """The version of the installed opgraft, without importing it."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("opgraft")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
+
+
+def _device(torch: Any) -> str:
+    """Where the run computes: the name of the GPU where CUDA is in use already, else ``cpu``. Never starts CUDA."""
+    try:
+        if torch.cuda.is_initialized():
+            return str(torch.cuda.get_device_name())
+    except Exception:
+        return "cpu"
+    return "cpu"
+
+
+def _flat_counters() -> dict[str, int]:
+    found: dict[str, int] = {}
+    for group, values in _compat.counters().items():
+        if group in ("graph_break", "unimplemented"):
+            found[group] = sum(values.values())
+        elif group in _COUNTED:
+            found.update({f"{group}.{name}": count for name, count in values.items() if isinstance(count, int)})
+    return found

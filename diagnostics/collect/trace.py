@@ -1,0 +1,265 @@
+"""H1: torch's structured trace events -> our events. One translator a recorder; it keeps only what joins events."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from opgraft.diagnostics import _compat
+from opgraft.diagnostics.collect import events
+from opgraft.diagnostics.collect.place import from_summaries, place
+from opgraft.diagnostics.model import Location
+
+_WHERE = re.compile(r"^Graph break in user code at (?P<path>.+):(?P<line>\d+)$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
+_SKIPPED = ("cannot properly resume from this graph break", "will skip tracing the frame", "Skipping frame")
+_LINE = re.compile(r"# File: (?P<path>.+?):(?P<line>\d+) in (?P<name>\S+), code:")
+_OP = re.compile(r"torch\.ops\.(?P<op>\w+\.\w+(?:\.\w+)?)\(")
+OWN_NAMESPACES = frozenset(
+    "aten prims prim higher_order inductor _c10d_functional c10d_functional c10d rngprims quantized mkldnn mkl onednn "
+    "xnnpack quantized_decomposed sparse triton debugprims _quantized bundled streams fsdp dtensor symm_mem "
+    "_c10d_functional_autograd _dtensor profiler cuda export nvprims".split()
+)
+_LONGEST = 4000
+_SHORT = 200
+
+Emit = Callable[[events.Event], None]
+
+
+class TraceReader:
+    """Called with the metadata and payload of every trace record; emits events. Keeps the messages not yet joined."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._files: dict[int, str] = {}
+        self._open: dict[str, list[events.Message]] = {}
+
+    def message(self, message: events.Message) -> None:
+        """A message of the tracer, before the record that says what became of it."""
+        waiting = self._open.setdefault(message.id, [])
+        waiting.append(message)
+        del waiting[:-64]
+        self._emit(message)
+
+    def read(self, metadata: dict[str, Any], payload: Any) -> None:
+        """One record of the trace log."""
+        for name, reader in _READERS.items():
+            if name in metadata:
+                reader(self, metadata, metadata[name], payload if isinstance(payload, str) else "")
+                return
+
+    def _common(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        frame, compiled = metadata.get("frame_id"), metadata.get("frame_compile_id")
+        autograd = metadata.get("compiled_autograd_id")
+        identity = f"{frame}/{compiled}" if frame is not None else ""
+        if autograd is not None:
+            identity = f"!{autograd}/{identity}" if identity else f"!{autograd}"
+        return {"id": identity, "attempt": int(metadata.get("attempt") or 0), "rank": metadata.get("rank")}
+
+    def _stack(self, frames: Any) -> tuple[Location, ...]:
+        if not isinstance(frames, list):
+            return ()
+        if any(frame.get("filename") not in self._files for frame in frames if isinstance(frame.get("filename"), int)):
+            self._files.update({number: name for name, number in _compat.intern_table().items()})
+        named = []
+        for frame in frames:
+            path = frame.get("filename")
+            path = self._files.get(path, "") if isinstance(path, int) else str(path)
+            named.append(place(path, int(frame.get("line") or 0), str(frame.get("name", ""))))
+        return tuple(named)
+
+    def _string(self, metadata: dict[str, Any], value: Any, payload: str) -> None:
+        if isinstance(value, (list, tuple)) and len(value) == 2:
+            self._files[int(value[1])] = str(value[0])
+
+    def _start(self, metadata: dict[str, Any], value: Any, payload: str) -> None:
+        common = self._common(metadata)
+        self._open.pop(common["id"], None) if common["attempt"] == 0 else None
+        self._emit(events.CompileBegan(stack=self._stack(value.get("stack")), **common))
+
+    def _artifact(self, metadata: dict[str, Any], value: Any, payload: str) -> None:
+        name = value.get("name", "")
+        if name == "dynamo_graph_break_reason":
+            self._broke(metadata, payload)
+        elif name == "dynamo_error":
+            self._failed(metadata, payload)
+        elif name == "recompile_reasons":
+            self._recompiled(metadata, payload)
+        elif "cache" in name and any(name.endswith(end) for end in ("_hit", "_miss", "_bypass")):
+            self._cached(metadata, name, payload)
+
+    def _broke(self, metadata: dict[str, Any], payload: str) -> None:
+        common = self._common(metadata)
+        joined = self._join(common["id"], payload)
+        found = _WHERE.search(payload)
+        frames = list(_FRAME.finditer(payload.split("Traceback (most recent call last)")[0]))
+        stack = tuple(place(f["path"], int(f["line"]), f["name"]) for f in frames)
+        if found:
+            location = place(found["path"], int(found["line"]), frames[-1]["name"] if frames else "")
+        elif stack:
+            location = stack[-1]
+        else:
+            location = Location(path="", line=0)
+        skipped = any(text in payload for text in _SKIPPED)
+        reason = _reason(payload)
+        self._emit(
+            events.Broke(
+                location=location,
+                reason=reason[: _SHORT if joined else _LONGEST],
+                skipped=skipped,
+                messages=tuple(m.number for m in joined),
+                stack=stack,
+                **common,
+            )
+        )
+
+    def _failed(self, metadata: dict[str, Any], payload: str) -> None:
+        common = self._common(metadata)
+        joined = self._join(common["id"], payload)
+        user = payload.partition("from user code:")[2]
+        stack = tuple(place(f["path"], int(f["line"]), f["name"]) for f in _FRAME.finditer(user))
+        stack = stack or from_summaries(_compat.user_stack())
+        kind, text = _last_error(payload)
+        self._emit(
+            events.Failed(type=kind, text=text, stack=stack, messages=tuple(m.number for m in joined), **common)
+        )
+
+    def _join(self, identity: str, payload: str) -> list[events.Message]:
+        """The messages whose words the payload repeats, in the order in which they came; the last one if none does."""
+        waiting = self._open.pop(identity, [])
+        flat = " ".join(payload.split())
+        joined = [m for m in waiting if m.gb_type in payload and " ".join(m.context.split()) in flat]
+        return joined or waiting[-1:]
+
+    def _recompiled(self, metadata: dict[str, Any], payload: str) -> None:
+        try:
+            found = json.loads(payload)
+        except ValueError:
+            found = [payload] if payload else []
+        reasons = found if isinstance(found, list) else [found]
+        texts = tuple(str(reason)[:_LONGEST] for reason in reasons)
+        self._emit(events.Recompiled(reasons=texts, **self._common(metadata)))
+
+    def _cached(self, metadata: dict[str, Any], name: str, payload: str) -> None:
+        cache, _, outcome = name.rpartition("_")
+        try:
+            detail = json.loads(payload)
+        except ValueError:
+            detail = {}
+        if not isinstance(detail, dict):
+            detail = {}
+        self._emit(
+            events.Cached(
+                cache=cache,
+                outcome=outcome,
+                key=str(detail.get("key", ""))[:200],
+                reason=str(detail.get("cache_bypass_reason") or "")[:_LONGEST],
+                **self._common(metadata),
+            )
+        )
+
+    def _graph(self, metadata: dict[str, Any], value: Any, payload: str) -> None:
+        uses: list[events.OpUse] = []
+        first: Location | None = None
+        here: Location | None = None
+        ops = 0
+        for line in payload.splitlines():
+            mark = _LINE.search(line)
+            if mark:
+                here = place(mark["path"], int(mark["line"]), mark["name"])
+                first = first or here
+                continue
+            if " = " in line and "(" in line and not line.lstrip().startswith(("l_", "L_", "def ", "class ")):
+                ops += 1
+            for used in _OP.finditer(line):
+                if used["op"].partition(".")[0] not in OWN_NAMESPACES:
+                    uses.append(events.OpUse(op=used["op"].replace(".", "::", 1), location=here))
+        common = self._common(metadata)
+        self._emit(
+            events.Graph(
+                ops=ops,
+                custom_ops=tuple(uses),
+                eager_inputs=len(re.findall(r"\bL_stack\d+_: \"", payload.partition("\n\n")[0])),
+                location=first,
+                **common,
+            )
+        )
+
+    def _metrics(self, metadata: dict[str, Any], value: Any, payload: str) -> None:
+        self._emit(read_metrics(value, self._common(metadata)))
+
+    def _symbol(self, metadata: dict[str, Any], value: Any, payload: str) -> None:
+        self._emit(
+            events.Symbol(
+                symbol=str(value.get("symbol", "")),
+                sources=tuple(str(source) for source in value.get("sources") or ()),
+                value=str(value.get("value", "")),
+                reason=str(value.get("reason", "")),
+                stack=self._stack(value.get("user_stack")),
+                op=_fake_of(self._stack(value.get("stack"))),
+                **self._common(metadata),
+            )
+        )
+
+
+def read_metrics(value: dict[str, Any], common: dict[str, Any]) -> events.CompileEnded:
+    """A row of compilation metrics, from the trace or from ``get_compilation_metrics``."""
+    micros = value.get("entire_frame_compile_time_s") or value.get("duration_us")
+    seconds = None
+    if isinstance(micros, (int, float)):
+        seconds = float(micros) if value.get("entire_frame_compile_time_s") else micros / 1e6
+    return events.CompileEnded(
+        function=str(value.get("co_name") or ""),
+        path=str(value.get("co_filename") or ""),
+        line=int(value.get("co_firstlineno") or 0),
+        seconds=seconds,
+        ops=value.get("graph_op_count"),
+        forward=value.get("is_forward"),
+        run_time=bool(value.get("is_runtime")),
+        fail_type=str(value.get("fail_type") or ""),
+        fail_reason=str(value.get("fail_reason") or "")[:_LONGEST],
+        fail_path=str(value.get("fail_user_frame_filename") or ""),
+        fail_line=value.get("fail_user_frame_lineno"),
+        restarts=tuple(str(reason).splitlines()[0][:200] for reason in value.get("restart_reasons") or ()),
+        recompile_reason=str(value.get("recompile_reason") or "")[:_LONGEST],
+        cudagraph_skip=str(value.get("cudagraph_skip_reason") or "")[:_LONGEST],
+        compliant_ops=tuple(sorted(str(op) for op in value.get("compliant_custom_ops") or ())),
+        other_ops=tuple(sorted(str(op) for op in value.get("non_compliant_ops") or ())),
+        **common,
+    )
+
+
+def _reason(payload: str) -> str:
+    text = payload.partition("Graph Break Reason:")[2] or payload
+    text = text.partition("User code traceback:")[0]
+    return text.strip()[:_LONGEST]
+
+
+def _last_error(payload: str) -> tuple[str, str]:
+    """Type and text of the error at the end of a traceback."""
+    head = payload.partition("\nfrom user code:")[0].rstrip()
+    starts = [found for found in re.finditer(r"^(?P<type>[A-Za-z_][\w.]*)(?:: |$)", head, re.MULTILINE)]
+    typed = [found for found in starts if found["type"].rpartition(".")[2][:1].isupper()]
+    if not typed:
+        return "", head[-_LONGEST:]
+    last = typed[-1]
+    return last["type"], head[last.end() :].strip()[:_LONGEST]
+
+
+def _fake_of(stack: tuple[Location, ...]) -> str:
+    """The file:line of the innermost frame of a fake kernel or of user code on a Python stack."""
+    return f"{stack[-1].path}:{stack[-1].line}" if stack else ""
+
+
+_READERS: dict[str, Callable[[TraceReader, dict[str, Any], Any, str], None]] = {
+    "artifact": TraceReader._artifact,
+    "str": TraceReader._string,
+    "dynamo_start": TraceReader._start,
+    "dynamo_output_graph": TraceReader._graph,
+    "compilation_metrics": TraceReader._metrics,
+    "bwd_compilation_metrics": TraceReader._metrics,
+    "aot_autograd_backward_compilation_metrics": TraceReader._metrics,
+    "symbolic_shape_specialization": TraceReader._symbol,
+}

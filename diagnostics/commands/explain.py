@@ -1,0 +1,43 @@
+"""``opgraft explain``: runs a program unchanged and reports every graph break, its root, its owner and its remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+import typer
+
+_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("explain", context_settings=_SETTINGS)(explain)
+
+
+def explain(
+    context: typer.Context,
+    target: Optional[str] = typer.Argument(None, metavar="SCRIPT", help="a script, or FILE.py:function"),
+    module: Optional[str] = typer.Option(None, "-m", metavar="MODULE", help="run a module, as python -m does"),
+    json: Optional[Path] = typer.Option(None, "--json", metavar="FILE", help="write the report as JSON"),
+    html: Optional[Path] = typer.Option(None, "--html", metavar="FILE", help="write the report as one HTML page"),
+    sarif: Optional[Path] = typer.Option(None, "--sarif", metavar="FILE", help="write the findings as SARIF 2.1.0"),
+    markdown: Optional[Path] = typer.Option(None, "--markdown", metavar="FILE", help="write the report as Markdown"),
+    events: Optional[Path] = typer.Option(None, "--events", metavar="FILE", help="keep the stream of events"),
+    check_ops: bool = typer.Option(True, "--check-ops/--no-check-ops", help="put custom ops that the run meets to the test"),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="stacks, torch's own messages and evidence"),
+    notes: bool = typer.Option(False, "--notes", help="show notes as well"),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="print no report"),
+) -> None:
+    """Run SCRIPT as python would, and report what its compiled models break on.
+
+    Arguments after SCRIPT go to it; its exit code is the command's.
+    """
+    from opgraft.diagnostics.collect import explaining
+
+    arguments = list(context.args)
+    if module is not None and target is not None:
+        arguments.insert(0, target)
+    outputs = explaining.Outputs(json=json, html=html, sarif=sarif, markdown=markdown, events=events)
+    shown = explaining.Shown(verbose=verbose, notes=notes, quiet=quiet)
+    raise typer.Exit(explaining.explain_program(target, module, arguments, outputs, shown, check_ops=check_ops))

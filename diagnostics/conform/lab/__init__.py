@@ -1,0 +1,1 @@
+"""What the checks work with: calls and their variations, guarded memory, comparison, isolation."""

@@ -1,0 +1,275 @@
+"""Puts one op through the checks, in forks that may die, and gathers what they said."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from opgraft.diagnostics import _compat
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, refuses, sentence
+from opgraft.diagnostics.conform.lab.case import Case
+from opgraft.diagnostics.conform.lab.facts import OpFacts
+from opgraft.diagnostics.conform.lab.generate import generated
+from opgraft.diagnostics.conform.lab.isolate import Ending, Message, Send, run_isolated
+from opgraft.diagnostics.conform.lab.order import Check, checks
+from opgraft.diagnostics.conform.lab.remedies import remedies
+from opgraft.diagnostics.kinds import KINDS
+from opgraft.diagnostics.model import Callee, CheckResult, Finding, Location
+
+# A crash in a call that was varied this way is a fault of this kind.
+CRASH_KINDS = {"empty": "empty-input", "offset": "misaligned", "far": "index-overflow", "layout": "layout-assumed"}
+MEMORY_BYTES = 6 << 30
+# A call that says nothing for so long hangs; a compile may take longer.
+SILENCE_SECONDS = 5.0
+COMPILE_SECONDS = 60.0
+ATTEMPTS = 8
+# Elements of a sample that is used by default; more with ``thorough``.
+SAMPLE_ELEMENTS = 1 << 18
+SAMPLES = 6
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be examined, and how long that may take.
+
+    Attributes:
+        cases: calls that are known (recorded or given); without any, the spec's samples or guesses are used.
+        fresh: this process has run no kernel yet, so that a fork may use several threads.
+    """
+
+    facts: OpFacts
+    cases: tuple[Case, ...] = ()
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    recorded: bool = False
+    thorough: bool = False
+    seconds: float = 30.0
+    met: frozenset[str] = frozenset()
+    fresh: bool = False
+    distribution: str = "unknown"
+
+
+def candidates(plan: Plan) -> Iterator[Case]:
+    """Calls to start from, the best known first."""
+    if plan.cases:
+        yield from plan.cases
+        return
+    spec = plan.facts.spec
+    if spec is not None and spec.samples is not None:
+        limit = SAMPLE_ELEMENTS * (64 if plan.thorough else 1)
+        for sample in spec.samples(plan.device, torch.float32):
+            case = Case(args=tuple(sample.args), kwargs=dict(sample.kwargs), origin="sample", name=sample.name)
+            if sum(tensor.numel() for tensor in case.tensors) <= limit:
+                yield case
+        return
+    yield from generated(plan.facts, plan.device)
+
+
+def accepted(plan: Plan, bench: Bench) -> tuple[tuple[Case, ...], str]:
+    """The candidates that the op takes, and why there is none."""
+    found: list[Case] = []
+    last = "no call is known"
+    guessed = not plan.cases and (plan.facts.spec is None or plan.facts.spec.samples is None)
+    stop = time.monotonic() + plan.seconds / 5
+    try:
+        for case in candidates(plan):
+            if bench.key(case) in bench.avoid and guessed:
+                continue
+            if plan.recorded:
+                found.append(case)
+                continue
+            result = bench.real(case)
+            if result.ok:
+                found.append(case)
+            else:
+                last = f"the last guess at a call was refused: {sentence(result.error)}" if guessed else sentence(result.error)
+            if (guessed and len(found) >= 2) or len(found) >= SAMPLES or time.monotonic() > stop:
+                break
+    except LookupError as error:
+        last = str(error)
+    return tuple(found), last
+
+
+def to_finding(plan: Plan, kind: str, fault: Fault) -> Finding:
+    """The finding that a fault is, with its place, remedies and a snippet that runs."""
+    case = fault.case
+    location = case.location if case is not None and case.location is not None else plan.facts.location
+    evidence = list(fault.evidence)
+    if case is not None:
+        from opgraft.diagnostics.conform.lab.case import snippet
+
+        with contextlib.suppress(Exception):
+            evidence.append("to see it:\n" + snippet(plan.facts.name, case, fault.tail))
+    return Finding(
+        kind=kind,
+        code=KINDS[kind].code,
+        severity=fault.severity,
+        message=fault.message,
+        location=location,
+        callee=Callee(name=plan.facts.name, distribution=plan.distribution, owner="op"),
+        remedies=remedies(kind, *fault.remedies),
+        evidence=tuple(evidence),
+    )
+
+
+def _prepare(plan: Plan) -> None:
+    """In the fork: nothing of the caller's state is in force."""
+    if not plan.fresh:
+        # libgomp's threads did not come along with the fork: a parallel region would wait for them forever.
+        torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    torch.set_default_device(None)
+    torch.use_deterministic_algorithms(False)
+    torch.set_autocast_enabled("cpu", False)
+    _compat.quiet_compiler()
+
+
+def _work(plan: Plan, todo: tuple[Check, ...], avoid: frozenset[str], share: Callable[[str], float]) -> Callable[[Send], None]:
+    def work(send: Send) -> None:
+        _prepare(plan)
+
+        def announce(key: str, change: str, text: str) -> None:
+            send({"say": "call", "key": key, "change": change, "text": text})
+
+        bench = Bench(
+            facts=plan.facts, cases=(), announce=announce, avoid=avoid, recorded=plan.recorded,
+            thorough=plan.thorough, met=plan.met,
+        )
+        send({"say": "check", "check": ""})
+        bench.cases, why = accepted(plan, bench)
+        send({"say": "cases", "count": len(bench.cases), "why": why})
+        for check in todo:
+            start = time.monotonic()
+            bench.deadline = start + share(check.name)
+            send({"say": "check", "check": check.name})
+            outcome, detail = "pass", ""
+            if not bench.cases:
+                outcome, detail = "not-run", why
+            else:
+                try:
+                    for fault in check.run(bench):
+                        kind = fault.kind or check.kind
+                        finding = to_finding(plan, kind, fault)
+                        send({"say": "finding", "check": check.name, "finding": msgspec.to_builtins(finding)})
+                        outcome, detail = "fail", fault.message
+                except NotApplicable as reason:
+                    outcome, detail = ("not-applicable", str(reason)) if outcome == "pass" else (outcome, detail)
+                except NotRun as reason:
+                    outcome, detail = ("not-run", str(reason)) if outcome == "pass" else (outcome, detail)
+                except Exception as error:
+                    if outcome == "pass":
+                        outcome, detail = "not-run", f"the check itself failed: {_traced(error)}"
+            send(
+                {
+                    "say": "result", "check": check.name, "outcome": outcome, "detail": detail,
+                    "seconds": time.monotonic() - start,
+                }
+            )
+
+    return work
+
+
+def _traced(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" ({trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno})" if trace is not None else ""
+    return sentence(error) + place
+
+
+@dataclass
+class _Notes:
+    """What the forks have said so far."""
+
+    findings: list[Finding] = field(default_factory=list)
+    results: dict[str, CheckResult] = field(default_factory=dict)
+    check: str = ""
+    key: str = ""
+    change: str = ""
+    text: str = ""
+
+
+def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...]]:
+    """Runs the checks on one op. A call that takes its process down is a finding; the rest goes on without it."""
+    todo = tuple(chosen if chosen is not None else checks(plan.recorded))
+    notes = _Notes()
+    avoid: frozenset[str] = frozenset()
+    stop = time.monotonic() + plan.seconds
+    op = plan.facts.name
+
+    def receive(message: Message) -> None:
+        say = message["say"]
+        if say == "check":
+            notes.check, notes.key, notes.change = message["check"], "", ""
+        elif say == "call":
+            notes.key, notes.change, notes.text = message["key"], message["change"], message["text"]
+        elif say == "finding":
+            notes.findings.append(msgspec.convert(message["finding"], Finding))
+        elif say == "result":
+            notes.results[message["check"]] = CheckResult(
+                op=op, check=message["check"], outcome=message["outcome"], detail=message["detail"],
+                seconds=message["seconds"],
+            )
+
+    for _ in range(ATTEMPTS):
+        left = stop - time.monotonic()
+        rest = tuple(check for check in todo if check.name not in notes.results)
+        if not rest or left < 0.5:
+            break
+
+        def share(name: str, rest: tuple[Check, ...] = rest) -> float:
+            waiting = sum(check.name not in notes.results for check in rest)
+            return max(plan.seconds / 10, (stop - time.monotonic()) / max(waiting, 1))
+
+        ending = run_isolated(
+            _work(plan, rest, avoid, share),
+            receive,
+            seconds=left + 2.0,
+            silence=lambda: COMPILE_SECONDS if notes.change == "compile" else SILENCE_SECONDS,
+            memory_bytes=MEMORY_BYTES if plan.device.type == "cpu" else None,
+        )
+        if ending.how == "done":
+            break
+        if ending.how in ("timeout", "broke") or not notes.key or (notes.change == "compile" and ending.how == "silent"):
+            if notes.check:
+                why = ending.detail.strip().splitlines()[-1:] or [ending.sentence]
+                notes.results[notes.check] = CheckResult(op=op, check=notes.check, outcome="not-run", detail=why[0])
+                continue
+            break
+        avoid = avoid | {notes.key}
+        _fatal(plan, notes, ending)
+    for check in todo:
+        notes.results.setdefault(
+            check.name, CheckResult(op=op, check=check.name, outcome="not-run", detail="the time for this op was up")
+        )
+    return tuple(notes.findings), tuple(notes.results[check.name] for check in todo)
+
+
+def _fatal(plan: Plan, notes: _Notes, ending: Ending) -> None:
+    """Turns the death of a fork into a finding about the call that was announced last."""
+    kind = CRASH_KINDS.get(notes.change, "out-of-bounds")
+    if ending.how in ("silent", "exit"):
+        kind = "empty-input" if notes.change == "empty" else "wrong-value"
+    arguments, _, source = notes.text.partition("\n")
+    guessed = notes.key.startswith("generated")
+    case_location = next((case.location for case in plan.cases if case.location is not None), None)
+    notes.findings.append(
+        Finding(
+            kind=kind,
+            code=KINDS[kind].code,
+            severity="warning" if guessed and not notes.change else "error",
+            message=f"{plan.facts.name} takes the process down: {ending.sentence}",
+            location=case_location or plan.facts.location,
+            callee=Callee(name=plan.facts.name, distribution=plan.distribution, owner="op"),
+            remedies=remedies(kind),
+            evidence=(f"called with {arguments}", f"to see it:\n{source}"),
+        )
+    )
+    name = kind
+    if any(result.check == name for result in notes.results.values()):
+        notes.results[name] = CheckResult(op=plan.facts.name, check=name, outcome="fail", detail=ending.sentence)

@@ -1,0 +1,78 @@
+"""One cause, one finding: what merely follows from another finding about the same op is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from opgraft.diagnostics.model import Finding, Location
+
+# A kind on the left, found for an op, explains the kinds on the right for that op.
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "missing-kernel": ("*",),
+    "composite-kernel": ("missing-fake", "missing-autograd", "fake-mismatch", "compiler-bug", "not-exportable"),
+    "missing-fake": ("fake-mismatch", "fake-specializes", "compiler-bug", "not-exportable", "cache-bypass"),
+    "autocast": ("fake-mismatch", "compiler-bug"),
+    "undeclared-mutation": (
+        "dropped-effect", "unstable-result", "wrong-gradient", "double-backward", "compiler-bug", "stale-cache",
+        "output-alias", "layout-assumed", "precision", "missing-autograd", "fake-mismatch", "kernel-not-run",
+    ),
+    "output-alias": ("fake-mismatch", "compiler-bug", "missing-autograd", "wrong-gradient", "functional-copy"),
+    "fake-mismatch": ("fake-specializes", "compiler-bug", "precision", "layout-copy", "not-exportable"),
+    "fake-specializes": ("recompile", "compiler-bug"),
+    "missing-autograd": ("wrong-gradient", "gradient-layout", "double-backward", "compiler-bug"),
+    "wrong-gradient": ("double-backward", "compiler-bug"),
+    "gradient-layout": ("compiler-bug", "wrong-gradient"),
+    "index-overflow": ("layout-assumed", "out-of-bounds", "wrong-value"),
+    "misaligned": ("layout-assumed", "compiler-bug", "empty-input"),
+    "layout-assumed": ("out-of-bounds", "compiler-bug", "precision", "wrong-value"),
+    "empty-input": ("compiler-bug",),
+    "unstable-result": ("wrong-value", "compiler-bug", "precision", "wrong-gradient", "double-backward", "dropped-effect"),
+    "out-of-bounds": ("wrong-value", "unstable-result", "compiler-bug"),
+    "wrong-value": ("compiler-bug", "precision", "wrong-gradient"),
+    "wrong-stream": ("unstable-result", "wrong-value", "cudagraph-skip", "compiler-bug"),
+    "hidden-sync": ("cudagraph-skip",),
+    "unchecked-launch": ("wrong-value", "unstable-result"),
+    "data-dependent-shape": ("cudagraph-skip", "fake-mismatch"),
+    "dropped-effect": ("kernel-not-run",),
+    "stale-cache": ("compiler-bug",),
+}
+_RANK = {"error": 0, "warning": 1, "note": 2}
+
+
+def _op(finding: Finding) -> str:
+    return finding.callee.name if finding.callee is not None else ""
+
+
+def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings with one entry an op and kind, the worst first; places of the others are its ``sites``."""
+    kept: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        key = (_op(finding), finding.kind)
+        known = kept.get(key)
+        if known is None:
+            kept[key] = finding
+            continue
+        first, other = sorted((known, finding), key=lambda found: _RANK[found.severity])
+        kept[key] = msgspec.structs.replace(
+            first, sites=_places((*first.sites, first.location, *other.sites, other.location))
+        )
+    by_op: dict[str, set[str]] = {}
+    for (op, kind), finding in kept.items():
+        if finding.severity != "note":
+            by_op.setdefault(op, set()).add(kind)
+    chosen = []
+    for (op, kind), finding in kept.items():
+        causes = by_op.get(op, set()) - {kind}
+        if any(kind in EXPLAINS.get(cause, ()) or "*" in EXPLAINS.get(cause, ()) for cause in causes):
+            continue
+        chosen.append(finding)
+    return tuple(sorted(chosen, key=lambda found: _RANK[found.severity]))
+
+
+def _places(locations: tuple[Location, ...]) -> tuple[Location, ...]:
+    seen: dict[tuple[str, int], Location] = {}
+    for location in locations:
+        seen.setdefault((location.path, location.line), location)
+    return tuple(seen.values()) if len(seen) > 1 else ()

@@ -1,0 +1,85 @@
+"""The same call gives another result.
+
+**What it means.** Two calls with equal arguments differ: memory that was never written, random numbers that the schema
+does not tell of, a first call that differs, or state kept between calls.
+
+**Why it matters.** The compiler merges equal calls and computes a call again in the backward. Both are wrong then.
+
+Fails::
+
+    def noisy(x): return x + torch.rand(x.shape)
+
+Passes, with the tag that says so::
+
+    torch.library.custom_op("mylib::noisy", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+
+**Remedies.** ``fix-kernel``, ``declare-effect``, ``pass-state``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from opgraft.diagnostics.conform.lab import compare
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, Result
+from opgraft.diagnostics.conform.lab.case import Case
+
+KIND = "unstable-result"
+REPEATS = 3
+
+
+class _Filled:
+    """Fresh memory holds NaN, or what was there: torch's own switch, put back at the end."""
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+
+    def __enter__(self) -> None:
+        self.before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+        if self.on:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+    def __exit__(self, *_: object) -> None:
+        torch.use_deterministic_algorithms(self.before[0], warn_only=self.before[1])
+
+
+def call(bench: Bench, case: Case, seed: int = 0, filled: bool = False) -> Result:
+    """One call; with ``filled``, memory that the op allocates holds NaN (the largest integer) before it is written."""
+    with _Filled(filled):
+        return bench.real(case, seed=seed)
+
+
+def trial(bench: Bench, case: Case) -> tuple[str, tuple[str, ...]]:
+    first = call(bench, case)
+    if not first.ok:
+        return "", ()
+    atomic = bench.facts.tagged("nondeterministic_bitwise")
+    terms = compare.terms_of(case.tensors)
+    bound_terms = terms if atomic else 1
+    for _ in range(REPEATS):
+        words = compare.disagree(first.all, call(bench, case).all, bound_terms)
+        if words:
+            return f"gives another result for the same call: {words}", ("fix-kernel", "declare-effect", "pass-state")
+    if bench.facts.tagged("nondeterministic_seeded"):
+        return "", ()
+    words = compare.disagree(first.all, call(bench, case, seed=1).all, terms)
+    if words:
+        return f"draws random numbers and does not say so: {words}", ("declare-effect", "pass-state")
+    words = compare.disagree(first.all, call(bench, case, filled=True).all, terms)
+    if words:
+        return f"returns memory that it never wrote: {words} when fresh memory holds NaN", ("fix-kernel",)
+    return "", ()
+
+
+def check(bench: Bench) -> Iterator[Fault]:
+    if bench.facts.is_composite:
+        return
+    for case in bench.usable(iter(bench.cases)):
+        words, remedies = trial(bench, case)
+        if words:
+            small = bench.shrink(case, lambda tried: bool(trial(bench, tried)[0]))
+            yield Fault(f"{bench.name} {words}", small, remedies=remedies, tail="print({call}, {call})")
+            return

@@ -1,0 +1,155 @@
+"""The formula disagrees with finite differences, or with the reference's gradient.
+
+**What it means.** In float64 the gradient differs from (f(x+h) - f(x-h)) / 2h; or from that of the reference; or it
+depends on which inputs ask for one; or it has another dtype than its input; or the formula cannot do without the
+incoming gradient of an unused result.
+
+**Why it matters.** Training goes somewhere else, without an error.
+
+Fails: ``return grad * x`` for x squared. Passes: ``return 2 * grad * x``.
+
+**Remedies.** ``fix-autograd``. A gradient that is meant to differ (a straight-through estimator) is declared:
+``opgraft.describe(op, reference, surrogate=True)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from opgraft.diagnostics.conform.lab import vary
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
+from opgraft.diagnostics.conform.lab.case import Case
+from opgraft.diagnostics.conform.lab.gradients import gradients, steady
+from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
+from opgraft.diagnostics.conform.missing_autograd import lost, requiring
+
+KIND = "wrong-gradient"
+STEP = 1e-6
+# Central differences in float64 are good to about step^2; kinks at single points may add to that.
+TOLERANCE = 1e-3
+
+
+def directional(bench: Bench, case: Case, order_seed: int = 1) -> str:
+    """Compares the gradient along a random direction with a central difference, in float64."""
+    wide = vary.recast(case, torch.float64) or case
+    if any(tensor.requires_grad and tensor.dtype != torch.float64 for tensor in wide.tensors):
+        return ""
+    found, error = gradients(bench, wide)
+    if error is not None:
+        return ""
+    inputs = [tensor for tensor in wide.tensors if tensor.requires_grad]
+    if len(inputs) != len(found) or not all(g is None or torch.isfinite(g).all() for g in found):
+        return ""
+    for which, (tensor, gradient) in enumerate(zip(inputs, found, strict=True)):
+        if tensor.numel() == 0:
+            continue
+        estimates = []
+        for seed in (order_seed, order_seed + 1, order_seed + 2):
+            direction = steady(tensor, seed)
+            analytic = 0.0 if gradient is None else float((gradient * direction).sum())
+            numeric = [_difference(bench, wide, which, direction, step) for step in (STEP, 4 * STEP)]
+            if any(value is None for value in numeric):
+                return ""
+            first, second = float(numeric[0] or 0.0), float(numeric[1] or 0.0)
+            scale = max(abs(first), abs(analytic), 1e-4)
+            # Two steps that disagree mean a kink or rounding, and say nothing about the formula.
+            if abs(first - second) > TOLERANCE * scale:
+                continue
+            estimates.append((abs(first - analytic) / scale, analytic, first))
+        if estimates and min(estimates)[0] > TOLERANCE:
+            _, analytic, numeric_value = min(estimates)
+            surrogate = " (the value does not move at all: a surrogate would be declared)" if numeric_value == 0 else ""
+            return f"gradient of input {which} along a direction is {analytic:.5g}, finite differences give {numeric_value:.5g}{surrogate}"
+    return ""
+
+
+def _difference(bench: Bench, case: Case, which: int, direction: torch.Tensor, step: float) -> float | None:
+    total = []
+    for sign in (1.0, -1.0):
+        index = -1
+
+        def one(tensor: torch.Tensor, sign: float = sign) -> torch.Tensor:
+            nonlocal index
+            if not tensor.requires_grad:
+                return tensor
+            index += 1
+            return tensor.detach() + sign * step * direction if index == which else tensor.detach()
+
+        args, kwargs = map_tensors(one, (case.args, case.kwargs))
+        result = bench.real(case.varied(case.change, case.label, args, kwargs))
+        if not result.ok:
+            return None
+        outputs = [out for out in tensors(result.outputs) if out.dtype.is_floating_point]
+        total.append(sum(float((out.double() * steady(out).double()).sum()) for out in outputs))
+    return (total[0] - total[1]) / (2 * step)
+
+
+def against_reference(bench: Bench, case: Case) -> str:
+    """Compares the gradients with those of the reference, in the dtype of the call."""
+    spec = bench.facts.spec
+    if spec is None or spec.surrogate or spec.reference is spec.op:
+        return ""
+    ours, error = gradients(bench, case)
+    theirs, trouble = gradients(bench, case, function=spec.reference)
+    if error is not None or trouble is not None:
+        return ""
+    pairs = list(zip(ours, theirs, strict=False))
+    left = [torch.zeros(()) if a is None and b is None else a if a is not None else torch.zeros_like(b) for a, b in pairs]  # type: ignore[arg-type]
+    right = [torch.zeros(()) if a is None and b is None else b if b is not None else torch.zeros_like(a) for a, b in pairs]  # type: ignore[arg-type]
+    words = bench.disagree(left, right, case)
+    return f"gradient differs from the reference's: {words}" if words else ""
+
+
+def habits(bench: Bench, case: Case) -> str:
+    """Gradient dtype, ``needs_input_grad``, and results that the loss does not use."""
+    full, error = gradients(bench, case)
+    if error is not None:
+        return f"backward fails: {sentence(error)}"
+    inputs = [tensor for tensor in case.tensors if tensor.requires_grad]
+    for tensor, gradient in zip(inputs, full, strict=False):
+        if gradient is not None and (gradient.dtype != tensor.dtype or gradient.shape != tensor.shape):
+            return f"gradient is {gradient.dtype}{tuple(gradient.shape)}, its input {tensor.dtype}{tuple(tensor.shape)}"
+    if len(inputs) > 1:
+        for keep in range(len(inputs)):
+            index = -1
+
+            def one(tensor: torch.Tensor, keep: int = keep) -> torch.Tensor:
+                nonlocal index
+                if not tensor.requires_grad:
+                    return tensor
+                index += 1
+                return tensor if index == keep else tensor.detach()
+
+            args, kwargs = map_tensors(one, (case.args, case.kwargs))
+            alone, trouble = gradients(bench, case.varied("grad", f"only input {keep} requires grad", args, kwargs))
+            if isinstance(trouble, LookupError):
+                continue
+            if trouble is not None:
+                return f"backward fails when only input {keep} requires grad: {sentence(trouble)}"
+            if alone[0] is not None and full[keep] is not None and bench.disagree(alone, [full[keep]], case):
+                return f"gradient of input {keep} changes when the others require none"
+    outputs = [out for out in tensors(bench.real(case, grad=True).outputs) if out.requires_grad]
+    if len(outputs) > 1:
+        for only in range(len(outputs)):
+            _, trouble = gradients(bench, case, only=only)
+            if trouble is not None:
+                return f"backward fails when only result {only} is used: {sentence(trouble)}"
+    return ""
+
+
+def check(bench: Bench) -> Iterator[Fault]:
+    asked = [found for case in bench.cases if (found := requiring(bench, case)) is not None]
+    if not asked or bench.facts.is_composite:
+        raise NotApplicable("no input requires grad")
+    if bench.facts.spec is not None and bench.facts.spec.surrogate:
+        raise NotApplicable("the gradient is declared to be a surrogate")
+    for case in bench.usable(iter(asked)):
+        if lost(bench, case):
+            raise NotApplicable("the op has no gradient")
+        words = habits(bench, case) or directional(bench, case) or against_reference(bench, case)
+        if words:
+            small = bench.shrink(case, lambda tried: bool(habits(bench, tried) or directional(bench, tried)))
+            yield Fault(f"{bench.name}: {words}", small, tail="{call}.sum().backward()")
+            return

@@ -1,0 +1,76 @@
+"""The op disagrees with its reference.
+
+**What it means.** Beside a float64 reference, the error of the op is larger than rounding explains, at some size,
+dtype or stride, in eager already.
+
+**Why it matters.** The kernel is wrong; everything built on it is.
+
+Fails: a reduction whose tail is left out. Passes: the same with a tail.
+
+**Remedies.** ``fix-kernel``. The bound is 32 eps sqrt(n) of the largest value, n the elements of the largest input, or
+ten times the reference's own error in the op's dtype, whichever is larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+
+from opgraft.diagnostics.conform.lab import compare, vary
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, Result, refuses, sentence
+from opgraft.diagnostics.conform.lab.case import Case, describe
+from opgraft.diagnostics.conform.lab.tree import leaves
+
+KIND = "wrong-value"
+
+
+def reference(bench: Bench, case: Case, wide: bool) -> Result:
+    """The reference on the same arguments; in float64 with ``wide``."""
+    assert bench.facts.spec is not None
+    given = vary.recast(case, torch.float64) or case if wide else case
+    return bench.real(given, function=bench.facts.spec.reference)
+
+
+def trial(bench: Bench, case: Case) -> str:
+    """In what the op differs from its reference; ``""`` where the difference is rounding, or the op refuses."""
+    result = bench.real(case)
+    exact = reference(bench, case, wide=True)
+    if not exact.ok:
+        return ""
+    if not result.ok:
+        return "" if refuses(result.error) else f"fails where the reference does not: {sentence(result.error)}"
+    own = reference(bench, case, wide=False)
+    ours, theirs = list(leaves(result.outputs)), list(leaves(exact.outputs))
+    if len(ours) != len(theirs):
+        return f"returns {len(ours)} results, the reference {len(theirs)}"
+    native = list(leaves(own.outputs)) if own.ok else [None] * len(theirs)
+    for out, wanted, near in zip(ours, theirs, native, strict=True):
+        if not isinstance(out, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+            continue
+        if out.shape != wanted.shape:
+            return f"has shape {tuple(out.shape)}, the reference {tuple(wanted.shape)}"
+        off = compare.difference(out, wanted)
+        room = compare.bound(out.dtype, compare.terms_of(case.tensors))
+        if isinstance(near, torch.Tensor) and near.dtype == out.dtype:
+            room = max(room, 10 * compare.difference(near, wanted))
+        if off > room:
+            return f"is off by {off:.2g} of the largest value (rounding explains {room:.1g})"
+    return ""
+
+
+def check(bench: Bench) -> Iterator[Fault]:
+    spec = bench.facts.spec
+    if spec is None or spec.reference is spec.op:
+        raise NotApplicable("no reference is known: opgraft.describe(op, reference) gives one")
+    for base in bench.cases:
+        dtypes = [found for dtype in spec.dtypes if (found := vary.recast(base, dtype)) is not None]
+        for case in bench.usable(chain((base,), dtypes, vary.sizes(base), vary.layouts(base))):
+            words = trial(bench, case)
+            if words:
+                small = bench.shrink(case, lambda tried: bool(trial(bench, tried)))
+                yield Fault(
+                    f"{bench.name} {trial(bench, small) or words}", small, evidence=(f"called with {describe(small)}",)
+                )
+                return

@@ -1,0 +1,179 @@
+"""A stream of events -> incidents and facts, one pass, in memory that grows with causes and graphs, not with events."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from opgraft.diagnostics.collect import events as ev
+from opgraft.diagnostics.diagnose.incident import Incident
+from opgraft.diagnostics.model import Location
+
+_MESSAGES_KEPT = 512
+
+
+@dataclass
+class CompiledFrame:
+    """What is known of one compile id. ``site`` is the user's line that called the compiled region."""
+
+    id: str
+    stack: tuple[Location, ...] = ()
+    function: str = ""
+    path: str = ""
+    line: int = 0
+    graphs: int = 0
+    ops: int = 0
+    location: Location | None = None
+    broke: bool = False
+    skipped: bool = False
+    failed: bool = False
+    empty: bool = False
+    eager_inputs: int = 0
+    order: int = 0
+
+
+@dataclass
+class Story:
+    """Everything that the rules need, gathered by :func:`read`."""
+
+    began: ev.Began = field(default_factory=ev.Began)
+    ended: ev.Ended | None = None
+    raised: ev.Raised | None = None
+    laps: ev.Laps = field(default_factory=ev.Laps)
+    frames: dict[str, CompiledFrame] = field(default_factory=OrderedDict)
+    recompiles: list[ev.Recompiled] = field(default_factory=list)
+    ends: dict[str, ev.CompileEnded] = field(default_factory=dict)
+    symbols: list[ev.Symbol] = field(default_factory=list)
+    cudagraphs: list[ev.CudagraphsSkipped] = field(default_factory=list)
+    registered: list[ev.Registered] = field(default_factory=list)
+    cached: list[ev.Cached] = field(default_factory=list)
+    op_uses: dict[str, list[tuple[str, Location | None]]] = field(default_factory=dict)
+    graphs: int = 0
+    events: int = 0
+    handled: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return self.began.prefixes
+
+    @property
+    def custom_ops(self) -> frozenset[str]:
+        """Qualified names of the ops outside torch that the run registered or met in graphs."""
+        return frozenset(self.op_uses) | {event.op.partition(".")[0] for event in self.registered}
+
+
+class Reader:
+    """One pass over the events; :meth:`incidents` yields incidents as they are complete."""
+
+    def __init__(self) -> None:
+        self.story = Story()
+        self._messages: OrderedDict[int, ev.Message] = OrderedDict()
+        self._pending: list[Incident] = []
+
+    def incidents(self, stream: Iterable[ev.Event]) -> Iterator[Incident]:
+        """Reads the whole stream. An incident comes out one step late: the graph after a gap says what the gap gave."""
+        for event in stream:
+            self.story.events += 1
+            yield from self._read(event)
+        yield from self._flush()
+
+    def _read(self, event: ev.Event) -> Iterator[Incident]:
+        story = self.story
+        if isinstance(event, ev.Message):
+            self._messages[event.number] = event
+            if len(self._messages) > _MESSAGES_KEPT:
+                self._messages.popitem(last=False)
+        elif isinstance(event, ev.CompileBegan):
+            frame = self._frame(event.id)
+            frame.stack = event.stack or frame.stack
+        elif isinstance(event, ev.Broke):
+            yield from self._flush()
+            self._pending.append(self._broke(event))
+        elif isinstance(event, ev.Failed):
+            yield from self._flush()
+            self._pending.append(self._failed(event))
+        elif isinstance(event, ev.Graph):
+            self._graph(event)
+        elif isinstance(event, ev.CompileEnded):
+            self._ended(event)
+        elif isinstance(event, ev.Recompiled):
+            if len(story.recompiles) < 10_000:
+                story.recompiles.append(event)
+        elif isinstance(event, ev.Symbol):
+            if len(story.symbols) < 10_000:
+                story.symbols.append(event)
+        elif isinstance(event, ev.CudagraphsSkipped):
+            story.cudagraphs.append(event)
+        elif isinstance(event, ev.Registered):
+            story.registered.append(event)
+        elif isinstance(event, ev.Cached):
+            if len(story.cached) < 10_000:
+                story.cached.append(event)
+        elif isinstance(event, ev.Raised):
+            story.raised = event
+        elif isinstance(event, ev.Laps):
+            story.laps = event
+        elif isinstance(event, ev.Ended):
+            story.ended = event
+        elif isinstance(event, ev.Began):
+            story.began = event
+
+    def _frame(self, identity: str) -> CompiledFrame:
+        frames = self.story.frames
+        if identity not in frames:
+            frames[identity] = CompiledFrame(identity, order=len(frames))
+        return frames[identity]
+
+    def _take(self, numbers: tuple[int, ...]) -> tuple[ev.Message, ...]:
+        return tuple(self._messages[number] for number in numbers if number in self._messages)
+
+    def _broke(self, event: ev.Broke) -> Incident:
+        frame = self._frame(event.id)
+        frame.broke = True
+        frame.skipped = frame.skipped or event.skipped
+        return Incident(
+            form="skip" if event.skipped else "break",
+            id=event.id,
+            messages=self._take(event.messages),
+            outer=frame.stack,
+            fallback=event.stack or (event.location,),
+            reason=event.reason,
+            prefixes=self.story.prefixes,
+        )
+
+    def _failed(self, event: ev.Failed) -> Incident:
+        frame = self._frame(event.id)
+        frame.failed = True
+        return Incident(
+            form="failure",
+            id=event.id,
+            messages=self._take(event.messages),
+            outer=frame.stack,
+            fallback=event.stack,
+            error=f"{event.type}: {event.text}",
+            prefixes=self.story.prefixes,
+        )
+
+    def _graph(self, event: ev.Graph) -> None:
+        frame = self._frame(event.id)
+        self.story.graphs += 1
+        frame.graphs += 1
+        frame.ops += event.ops
+        frame.location = frame.location or event.location
+        frame.eager_inputs = event.eager_inputs
+        for use in event.custom_ops:
+            uses = self.story.op_uses.setdefault(use.op.partition(".")[0], [])
+            if len(uses) < 256:
+                uses.append((event.id, use.location))
+
+    def _ended(self, event: ev.CompileEnded) -> None:
+        frame = self._frame(event.id)
+        if event.forward is not False and event.function:
+            frame.function, frame.path, frame.line = event.function, event.path, event.line
+            frame.empty = event.ops == 0
+            self.story.ends[event.id] = event
+
+    def _flush(self) -> Iterator[Incident]:
+        yield from self._pending
+        self._pending.clear()

@@ -1,0 +1,72 @@
+"""The step in program order: graphs, gaps in eager and frames that never compile, with their times where it repeats."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from opgraft.diagnostics.diagnose.story import Story
+from opgraft.diagnostics.model import Finding, Region
+
+
+def per_step(story: Story, ids: set[str]) -> int | None:
+    """How often a step executes the gaps after the graphs of these compiles; None where no step was seen or they made
+    no graph to count by."""
+    if story.laps.steps < 2:
+        return None
+    executions = sum(1 for graph in story.laps.graphs if graph in ids)
+    return executions or None
+
+
+def step_us(story: Story) -> float | None:
+    """Microseconds of one repeat of the step, from its first graph to the next repeat's; the median."""
+    laps = story.laps
+    if laps.steps < 2 or not laps.us:
+        return None
+    totals = [
+        sum(times[lap] for times in laps.us) + sum(gaps[lap] for gaps in laps.gap_us if lap < len(gaps))
+        for lap in range(min(len(times) for times in laps.us))
+    ]
+    return median(totals[:-1] or totals)
+
+
+def regions(story: Story, findings: tuple[Finding, ...]) -> tuple[Region, ...]:
+    """One region a graph and a gap: those of the repeating step with times, else those that were compiled, without."""
+    laps = story.laps
+    order = list(laps.graphs) if laps.steps >= 2 else [i for i, frame in story.frames.items() if frame.graphs]
+    found: list[Region] = []
+    for index, identity in enumerate(order[:2000]):
+        frame = story.frames.get(identity)
+        timed = laps.steps >= 2
+        found.append(
+            Region(
+                kind="graph",
+                name=f"graph {identity}",
+                location=frame.location if frame else None,
+                compile_id=identity,
+                ops=frame.ops if frame else 0,
+                us_per_step=median(laps.us[index]) if timed and laps.us[index] else None,
+            )
+        )
+        if frame is not None and frame.broke:
+            gap = laps.gap_us[index] if timed and index < len(laps.gap_us) else ()
+            found.append(
+                Region(
+                    kind="gap",
+                    name="eager",
+                    compile_id=identity,
+                    us_per_step=median(gap) if gap and index + 1 < len(order) else None,
+                )
+            )
+    found.extend(
+        Region(kind="skipped-frame", name=frame.function or "frame", location=frame.location, compile_id=identity)
+        for identity, frame in story.frames.items()
+        if frame.skipped
+    )
+    return tuple(found)
+
+
+def explain_would_say(story: Story) -> tuple[int, int]:
+    """Graphs, and graphs minus one, as ``torch._dynamo.explain`` counts them for one call."""
+    first = [frame for identity, frame in story.frames.items() if identity.endswith("/0") or "/" not in identity]
+    graphs = sum(1 for frame in first if frame.graphs)
+    return graphs, graphs - 1

@@ -1,0 +1,69 @@
+"""Time of a number of steps: CUDA events on a GPU, ``perf_counter_ns`` elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# A sample has to be long against the resolution of the clock and the noise of one wake-up.
+SAMPLE_SECONDS = {"cuda": 0.010, "cpu": 0.020}
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def sample(step: Callable[[], Any], steps: int, device: torch.device) -> float:
+    """Seconds a step, over ``steps`` steps in a row, with the device idle before and after."""
+    if device.type != "cuda":
+        begin = time.perf_counter_ns()
+        for _ in range(steps):
+            step()
+        return (time.perf_counter_ns() - begin) / steps * 1e-9
+    torch.cuda.synchronize(device)
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+    for _ in range(steps):
+        step()
+    last.record()
+    torch.cuda.synchronize(device)
+    return float(first.elapsed_time(last)) / steps * 1e-3
+
+
+def steps_for(seconds: float, device: torch.device, target: float | None = None) -> int:
+    """How many steps a sample needs, given what one takes."""
+    goal = target or SAMPLE_SECONDS.get(device.type, 0.020)
+    return max(1, min(1000, round(goal / max(seconds, 1e-7))))
+
+
+def settle(step: Callable[[], Any], device: torch.device, seconds: float, tolerance: float = 0.02) -> float:
+    """Runs steps until two halves of the last ones agree or the time is used up; returns seconds a step.
+
+    Warm-up ends when times are steady, not after a count: clocks, allocator and threads need what they need.
+    """
+    end = time.monotonic() + seconds
+    last = sample(step, 1, device)
+    steps = steps_for(last, device)
+    while time.monotonic() < end:
+        now = sample(step, steps, device)
+        if abs(now - last) <= tolerance * now:
+            return now
+        last, steps = now, steps_for(now, device)
+    return last
+
+
+def enqueue_seconds(call: Callable[[], Any], device: torch.device, calls: int = 50) -> float:
+    """Host seconds a call, with no wait for the device inside: the median of five bursts from an idle device."""
+    times = []
+    for _ in range(5):
+        synchronize(device)
+        begin = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter_ns() - begin) / calls * 1e-9)
+    synchronize(device)
+    return sorted(times)[2]

@@ -1,0 +1,129 @@
+"""What ran during a step: kernels on a GPU, operators and generated kernels on a CPU, compiled regions on either."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from opgraft.diagnostics.measure.clock import synchronize
+
+# Inductor numbers its graphs over a process: the number says nothing about the kernel.
+_GRAPH_PREFIX = re.compile(r"^graph_\d+_")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One interval of the profile, in microseconds. ``kind`` is "kernel", "copy" (memcpy, memset) or "host"."""
+
+    name: str
+    kind: str
+    start: float
+    duration: float
+    thread: int = 0
+
+    @property
+    def end(self) -> float:
+        return self.start + self.duration
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Records of ``steps`` steps."""
+
+    records: tuple[Record, ...]
+    steps: int
+
+    def device(self) -> list[Record]:
+        return sorted((r for r in self.records if r.kind != "host"), key=lambda r: r.start)
+
+    def host(self) -> list[Record]:
+        return [r for r in self.records if r.kind == "host"]
+
+    def count(self, name: str) -> float:
+        """How often a step runs the operator called ``name``."""
+        return sum(r.name == name for r in self.records) / self.steps
+
+    def regions(self) -> float:
+        """Compiled regions entered a step."""
+        return sum(r.name.startswith("Torch-Compiled Region") for r in self.host()) / self.steps
+
+
+def record(step: Callable[[], Any], device: torch.device, steps: int = 1) -> Profile:
+    """Profiles ``steps`` steps. The step has to be warm."""
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    synchronize(device)
+    with _quiet(), profile(activities=activities, acc_events=True) as taken:
+        for _ in range(steps):
+            step()
+        synchronize(device)
+    return Profile(tuple(_records(taken)), steps)
+
+
+def _records(taken: Any) -> Iterator[Record]:
+    for event in taken.profiler.kineto_results.events():
+        on_device = event.device_type() == torch.autograd.DeviceType.CUDA
+        name = event.name()
+        if on_device and _is_annotation(event, name):
+            continue
+        kind = "host"
+        if on_device:
+            kind = "copy" if name.startswith(("Memcpy", "Memset")) else "kernel"
+        yield Record(
+            _GRAPH_PREFIX.sub("", name),
+            kind,
+            event.start_ns() / 1e3,
+            event.duration_ns() / 1e3,
+            event.start_thread_id(),
+        )
+
+
+def _is_annotation(event: Any, name: str) -> bool:
+    """Spans that kineto draws over a stream (compiled regions, user ranges) are no kernels."""
+    kind = event.activity_type() if hasattr(event, "activity_type") else ""
+    if kind:
+        return "annotation" in str(kind).lower() or str(kind).lower() in ("cuda_sync", "overhead")
+    if hasattr(event, "is_user_annotation") and event.is_user_annotation():
+        return True
+    return name.startswith(
+        ("Torch-Compiled Region", "ProfilerStep", "## Call", "Context Sync", "Stream Sync", "Event Sync")
+    )
+
+
+def busy_us(records: list[Record]) -> float:
+    """Time in which at least one record runs."""
+    total, end = 0.0, float("-inf")
+    for r in sorted(records, key=lambda r: r.start):
+        total += max(0.0, r.end - max(end, r.start))
+        end = max(end, r.end)
+    return total
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Some builds of kineto print lines of their own to the process's error stream: they go nowhere meanwhile."""
+    sys.stderr.flush()
+    with contextlib.ExitStack() as stack:
+        try:
+            kept = os.dup(2)
+            null = os.open(os.devnull, os.O_WRONLY)
+        except OSError:
+            yield
+            return
+        stack.callback(os.close, kept)
+        stack.callback(os.close, null)
+        os.dup2(null, 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)

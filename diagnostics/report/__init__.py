@@ -1,0 +1,1 @@
+"""Report -> what people and machines read: terminal, JSON, HTML, SARIF, Markdown. Plain functions over the same data."""
