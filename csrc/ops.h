@@ -11,6 +11,8 @@ namespace opgraft {
 
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+// Of u, delta, A, B, C, D, z, delta_bias and the initial state.
+using SelectiveGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 namespace cpu {
 Tensor gelu(const Tensor& x);
@@ -31,6 +33,22 @@ std::tuple<Tensor, Tensor> causal_conv1d_update(const Tensor& x, const Tensor& s
                                                 const OptionalTensor& bias, bool silu);
 Tensor causal_conv1d_update_(const Tensor& x, Tensor state, const Tensor& weight, const OptionalTensor& bias,
                              bool silu);
+std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+                                          const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
+                                          const OptionalTensor& delta_bias, bool delta_softplus,
+                                          const OptionalTensor& initial_state);
+SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTensor& grad_final, const Tensor& u,
+                                           const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+                                           const OptionalTensor& D, const OptionalTensor& z,
+                                           const OptionalTensor& delta_bias, bool delta_softplus,
+                                           const OptionalTensor& initial_state);
+std::tuple<Tensor, Tensor> selective_scan_update(const Tensor& state, const Tensor& u, const Tensor& delta,
+                                                 const Tensor& A, const Tensor& B, const Tensor& C,
+                                                 const OptionalTensor& D, const OptionalTensor& z,
+                                                 const OptionalTensor& delta_bias, bool delta_softplus);
+Tensor selective_scan_update_(Tensor state, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+                              const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
+                              const OptionalTensor& delta_bias, bool delta_softplus);
 }  // namespace cpu
 
 namespace cuda {
@@ -52,6 +70,22 @@ std::tuple<Tensor, Tensor> causal_conv1d_update(const Tensor& x, const Tensor& s
                                                 const OptionalTensor& bias, bool silu);
 Tensor causal_conv1d_update_(const Tensor& x, Tensor state, const Tensor& weight, const OptionalTensor& bias,
                              bool silu);
+std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+                                          const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
+                                          const OptionalTensor& delta_bias, bool delta_softplus,
+                                          const OptionalTensor& initial_state);
+SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTensor& grad_final, const Tensor& u,
+                                           const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+                                           const OptionalTensor& D, const OptionalTensor& z,
+                                           const OptionalTensor& delta_bias, bool delta_softplus,
+                                           const OptionalTensor& initial_state);
+std::tuple<Tensor, Tensor> selective_scan_update(const Tensor& state, const Tensor& u, const Tensor& delta,
+                                                 const Tensor& A, const Tensor& B, const Tensor& C,
+                                                 const OptionalTensor& D, const OptionalTensor& z,
+                                                 const OptionalTensor& delta_bias, bool delta_softplus);
+Tensor selective_scan_update_(Tensor state, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+                              const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
+                              const OptionalTensor& delta_bias, bool delta_softplus);
 }  // namespace cuda
 
 }  // namespace opgraft

@@ -18,4 +18,17 @@ STABLE_TORCH_LIBRARY(opgraft, m) {
   m.def(
       "causal_conv1d_update(Tensor x, Tensor state, Tensor weight, Tensor? bias, bool silu) -> (Tensor, Tensor)");
   m.def("causal_conv1d_update_(Tensor x, Tensor(a!) state, Tensor weight, Tensor? bias, bool silu) -> Tensor");
+  m.def(
+      "selective_scan(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, "
+      "bool delta_softplus, Tensor? initial_state) -> (Tensor, Tensor)");
+  m.def(
+      "selective_scan_backward(Tensor grad, Tensor? grad_final, Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
+      "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, Tensor? initial_state) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "selective_scan_update(Tensor state, Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, "
+      "Tensor? delta_bias, bool delta_softplus) -> (Tensor, Tensor)");
+  m.def(
+      "selective_scan_update_(Tensor(a!) state, Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
+      "Tensor? z, Tensor? delta_bias, bool delta_softplus) -> Tensor");
 }

@@ -13,6 +13,7 @@ from opgraft.ops.causal_conv1d import causal_conv1d
 from opgraft.ops.gelu import gelu
 from opgraft.ops.linear_scan import linear_scan
 from opgraft.ops.registration import register_sharding_rules
+from opgraft.ops.selective_scan import selective_scan
 from opgraft.registry import Cost, OpSpec, Sample, describe
 
 __version__ = "0.1.0"

@@ -431,14 +431,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
     const OptionalTensor& bias, const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
     bool channel_last) {
   const char* op = "causal_conv1d_backward";
-  const ConvShape shape = check_conv(op, x, weight, bias, initial_state, seq_idx, channel_last);
-  check_alike(op, "grad", grad, "x", x);
-  if (grad_final) {
-    check_same_dtype(op, "grad_final", *grad_final, "x", x);
-    check_same_device(op, "grad_final", *grad_final, "x", x);
-    check_sizes(op, "grad_final", *grad_final, "(batch, channels, width - 1)",
-                {shape.batch, shape.channels, shape.width - 1});
-  }
+  const ConvShape shape =
+      check_conv_backward(op, grad, grad_final, x, weight, bias, initial_state, seq_idx, channel_last);
   const Tensor in = as_contiguous(x), weights = as_contiguous(weight), up = as_contiguous(grad);
   const OptionalTensor biases = as_contiguous(bias), start = as_contiguous(initial_state);
   const OptionalTensor sequences = as_contiguous(seq_idx), up_final = as_contiguous(grad_final);

@@ -78,6 +78,21 @@ inline ConvShape check_conv(const char* op, const Tensor& x, const Tensor& weigh
   return shape;
 }
 
+inline ConvShape check_conv_backward(const char* op, const Tensor& grad, const std::optional<Tensor>& grad_final,
+                                     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                                     const std::optional<Tensor>& initial_state,
+                                     const std::optional<Tensor>& seq_idx, bool channel_last) {
+  const ConvShape shape = check_conv(op, x, weight, bias, initial_state, seq_idx, channel_last);
+  check_alike(op, "grad", grad, "x", x);
+  if (grad_final) {
+    check_same_dtype(op, "grad_final", *grad_final, "x", x);
+    check_same_device(op, "grad_final", *grad_final, "x", x);
+    check_sizes(op, "grad_final", *grad_final, "(batch, channels, width - 1)",
+                {shape.batch, shape.channels, shape.width - 1});
+  }
+  return shape;
+}
+
 inline ConvShape check_conv_update(const char* op, const Tensor& x, const Tensor& state, const Tensor& weight,
                                    const std::optional<Tensor>& bias) {
   check(x.dim() == 2, op, "x has shape ", shape_text(x), ", expected (batch, channels)");

@@ -1,0 +1,72 @@
+// Between the forward and the backward launches of selective_scan.
+#pragma once
+
+#include "cuda/selective_scan.cuh"
+
+namespace opgraft::cuda {
+
+// Time in `count` segments of `length` steps. For each (segment, batch, channel): the sum of its step sizes, and the
+// state that it ends with when it starts from zero, [states].
+struct SegmentPlan {
+  int64_t count = 1;
+  int64_t length = 1;
+  void* sums = nullptr;
+  void* ends = nullptr;
+};
+
+template <typename T>
+__host__ __device__ __forceinline__ DeviceAccumulate<T>* plan_sums(const SegmentPlan& plan) {
+  return static_cast<DeviceAccumulate<T>*>(plan.sums);
+}
+
+template <typename T>
+__host__ __device__ __forceinline__ DeviceAccumulate<T>* plan_ends(const SegmentPlan& plan) {
+  return static_cast<DeviceAccumulate<T>*>(plan.ends);
+}
+
+// A walk without outputs: from zero in every segment, to fill the plan, or from the true state, to keep the state
+// before every `every`-th step in [batch][channel][mark][state].
+template <typename T>
+struct StateWalk {
+  bool from_zero = false;
+  DeviceAccumulate<T>* states = nullptr;
+  int every = 1;
+  int64_t marks = 0;
+
+  static StateWalk from_nothing() { return {true, nullptr, 1, 0}; }
+};
+
+SegmentPlan plan_segments(const SelectiveShape& shape, int64_t warps_a_segment, int sms, int64_t tile);
+
+// Warps of one segment of a forward scan.
+int64_t scan_warps(const SelectiveShape& shape);
+
+// Memory for the plan's sums and ends, where it has several segments.
+Tensor segment_space(const Tensor& like, SegmentPlan& plan, const SelectiveShape& shape);
+
+template <typename T>
+void walk_segments(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const StateWalk<T>& walk);
+
+template <typename T>
+ScanData<T> scan_data(const SelectiveShape& shape, const SelectiveArguments& a) {
+  using W = DeviceAccumulate<T>;
+  return {shape.batch,
+          shape.channels,
+          shape.length,
+          shape.groups,
+          shape.states,
+          static_cast<const T*>(a.u.const_data_ptr()),
+          static_cast<const T*>(a.delta.const_data_ptr()),
+          static_cast<const T*>(a.B.const_data_ptr()),
+          static_cast<const T*>(a.C.const_data_ptr()),
+          optional_data<T>(a.z),
+          static_cast<const W*>(a.A.const_data_ptr()),
+          optional_data<W>(a.D),
+          optional_data<W>(a.delta_bias),
+          optional_data<W>(a.initial_state),
+          MatrixStrides::of(a.B),
+          MatrixStrides::of(a.C),
+          a.delta_softplus};
+}
+
+}  // namespace opgraft::cuda
