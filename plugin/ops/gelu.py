@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from opgraft.ops.registration import (
     batch_first,
     bind,
+    call,
     check_floating,
     check_like,
-    meet,
     pointwise_rule,
     require_tensor,
     shard,
@@ -44,8 +44,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
         RuntimeError: ``x`` has another dtype.
     """
     require_tensor("gelu", x=x)
-    meet(x)
-    out: torch.Tensor = _op(x)
+    out: torch.Tensor = call(_op, reference, x)
     return out
 
 
