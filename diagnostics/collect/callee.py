@@ -57,11 +57,10 @@ def argument(variable: Any, keyword: str = "") -> Argument:
     """One argument as the tracer saw it."""
     kind = type(variable).__name__
     if kind.startswith("Lazy"):
-        try:
-            variable = variable.realize() if variable.is_realized() else variable
-            kind = type(variable).__name__
-        except Exception:
-            return Argument(type=kind, keyword=keyword)
+        if not variable.is_realized():
+            return _plain(getattr(getattr(variable, "_cache", None), "value", None), keyword)
+        variable = variable.realize()
+        kind = type(variable).__name__
     if "TensorVariable" in {base.__name__ for base in type(variable).__mro__}:
         return Argument(
             type="Tensor",
@@ -76,6 +75,19 @@ def argument(variable: Any, keyword: str = "") -> Argument:
         return Argument(type="Tensor[]", keyword=keyword)
     if value is None:
         return Argument(type="NoneType" if kind == "ConstantVariable" else kind, keyword=keyword)
+    return Argument(type=type(value).__name__, keyword=keyword)
+
+
+def _plain(value: Any, keyword: str) -> Argument:
+    """An argument that the tracer has not looked at yet: the Python value itself."""
+    if any(base.__name__ == "Tensor" and base.__module__ == "torch" for base in type(value).__mro__):
+        return Argument(
+            type="Tensor",
+            dtype=str(value.dtype).replace("torch.", ""),
+            shape=tuple(int(size) for size in value.shape),
+            requires_grad=bool(value.requires_grad),
+            keyword=keyword,
+        )
     return Argument(type=type(value).__name__, keyword=keyword)
 
 

@@ -82,7 +82,8 @@ class Message(Event, frozen=True, kw_only=True, tag="message", omit_defaults=Tru
     """One message of the tracer, with the user's stack at that moment, outermost first. Not every message ends in a break.
 
     ``instruction`` is the name of the bytecode instruction that was being traced; ``function_class`` is the class of the
-    ``autograd.Function`` being traced and ``phase`` its ``forward`` or ``backward``, "" outside.
+    ``autograd.Function`` being traced and ``phase`` its ``forward`` or ``backward``, "" outside. ``inner`` are frames that
+    an op ran in Python on fake tensors when it failed, outermost first: its body or its fake.
     """
 
     number: int
@@ -95,6 +96,7 @@ class Message(Event, frozen=True, kw_only=True, tag="message", omit_defaults=Tru
     called: Called | None = None
     phase: str = ""
     function_class: str = ""
+    inner: tuple[Location, ...] = ()
 
 
 class Broke(Event, frozen=True, kw_only=True, tag="broke", omit_defaults=True):

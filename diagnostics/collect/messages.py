@@ -7,13 +7,15 @@ Python stack, and hold the bytecode positions and the objects that the text of t
 
 from __future__ import annotations
 
+import sys
+import traceback
 from types import FrameType
 from typing import Any
 
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect.callee import describe
 from opgraft.diagnostics.collect.events import Called, Message
-from opgraft.diagnostics.collect.place import from_summaries, place
+from opgraft.diagnostics.collect.place import changeable, from_summaries, own_prefixes, place
 from opgraft.diagnostics.model import Location
 
 _DEEPEST = 400
@@ -50,7 +52,22 @@ def read_message(number: int, gb_type: str, context: str, explanation: str, hint
         called=_called(calls),
         phase=phase,
         function_class=function_class,
+        inner=_inner_frames(),
     )
+
+
+def _inner_frames() -> tuple[Location, ...]:
+    """What ran in Python below the tracer when the exception that is being handled was raised, without torch's frames."""
+    error = sys.exc_info()[1]
+    deepest: tuple[Location, ...] = ()
+    seen = 0
+    while error is not None and seen < 8:
+        frames = traceback.extract_tb(error.__traceback__, limit=-60)
+        kept = [frame for frame in frames if changeable(frame.filename, own_prefixes())]
+        deepest = from_summaries(kept) or deepest
+        error = error.__cause__ or error.__context__
+        seen += 1
+    return deepest[-20:]
 
 
 def translated_stack(translator: Any) -> tuple[Location, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,13 @@ from opgraft.diagnostics.model import Location
 
 _WHERE = re.compile(r"^Graph break in user code at (?P<path>.+):(?P<line>\d+)$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
-_SKIPPED = ("cannot properly resume from this graph break", "will skip tracing the frame", "Skipping frame")
+_SKIPPED = (
+    "cannot properly resume from this graph break",
+    "will skip tracing the frame",
+    "Skipping the function and falling back to eager",
+    "Skipping the frame and falling back to eager",
+    "Skipping frame",
+)
 _LINE = re.compile(r"# File: (?P<path>.+?):(?P<line>\d+) in (?P<name>\S+), code:")
 _OP = re.compile(r"torch\.ops\.(?P<op>\w+\.\w+(?:\.\w+)?)\(")
 OWN_NAMESPACES = frozenset(
@@ -34,13 +41,15 @@ class TraceReader:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._files: dict[int, str] = {}
-        self._open: dict[str, list[events.Message]] = {}
+        self._open: OrderedDict[str, list[events.Message]] = OrderedDict()
 
     def message(self, message: events.Message) -> None:
         """A message of the tracer, before the record that says what became of it."""
         waiting = self._open.setdefault(message.id, [])
         waiting.append(message)
         del waiting[:-64]
+        if len(self._open) > 64:
+            self._open.popitem(last=False)
         self._emit(message)
 
     def read(self, metadata: dict[str, Any], payload: Any) -> None:
@@ -117,7 +126,7 @@ class TraceReader:
 
     def _failed(self, metadata: dict[str, Any], payload: str) -> None:
         common = self._common(metadata)
-        joined = self._join(common["id"], payload)
+        joined = self._join(common["id"], payload, keep=True)
         user = payload.partition("from user code:")[2]
         stack = tuple(place(f["path"], int(f["line"]), f["name"]) for f in _FRAME.finditer(user))
         stack = stack or from_summaries(_compat.user_stack())
@@ -126,9 +135,12 @@ class TraceReader:
             events.Failed(type=kind, text=text, stack=stack, messages=tuple(m.number for m in joined), **common)
         )
 
-    def _join(self, identity: str, payload: str) -> list[events.Message]:
-        """The messages whose words the payload repeats, in the order in which they came; the last one if none does."""
-        waiting = self._open.pop(identity, [])
+    def _join(self, identity: str, payload: str, keep: bool = False) -> list[events.Message]:
+        """The messages whose words the payload repeats, in the order in which they came; the last one if none does.
+
+        They are used up, unless ``keep``: the record of an error can come before that of the break that it becomes.
+        """
+        waiting = self._open.get(identity, []) if keep else self._open.pop(identity, [])
         flat = " ".join(payload.split())
         joined = [m for m in waiting if m.gb_type in payload and " ".join(m.context.split()) in flat]
         return joined or waiting[-1:]

@@ -42,7 +42,7 @@ import re
 from opgraft.diagnostics.diagnose import attribute
 from opgraft.diagnostics.diagnose.incident import Incident, Verdict
 from opgraft.diagnostics.diagnose.remedies import KEEP_ON_DEVICE
-from opgraft.diagnostics.model import Remedy
+from opgraft.diagnostics.model import Location, Remedy
 
 KIND = "host-read"
 _TYPES = (
@@ -67,15 +67,16 @@ def match(incident: Incident) -> Verdict | None:
         return _tensor_for_number(incident, number)
     if not incident.gb_type.startswith(_TYPES):
         return None
-    what = _read(incident)
+    place = incident.deepest
+    what = _read(place)
     return Verdict(
         kind=KIND,
         message=f"{what} reads a tensor's value on the host: the compiler knows shapes, not values, so the graph ends "
         "here; on a GPU the host waits for the device as well.",
-        location=incident.location,
-        key=(KIND, incident.location.path, incident.location.line),
+        location=place,
+        key=(KIND, place.path, place.line),
         severity="error" if incident.form == "failure" else "warning",
-        callee=attribute.callee(incident),
+        callee=attribute.callee(incident) if place == incident.location else None,
         remedies=(_read_shape(), KEEP_ON_DEVICE),
         evidence=(
             "torch's advice, capture_scalar_outputs, keeps the graph whole but not the wait; slices by the value may "
@@ -102,8 +103,8 @@ def _tensor_for_number(incident: Incident, found: re.Match[str]) -> Verdict:
     )
 
 
-def _read(incident: Incident) -> str:
-    found = _READS.search(incident.location.text)
+def _read(place: Location) -> str:
+    found = _READS.search(place.text)
     if not found:
         return "this statement"
     return f".{found[1]}()" if found[1] else f"{found[2]}(tensor)"

@@ -51,6 +51,12 @@ class Incident:
         return self.stack[-1] if self.stack else Location(path="", line=0)
 
     @property
+    def deepest(self) -> Location:
+        """Like :attr:`location`, but inside the Python body of an op where that is what failed on fake tensors."""
+        inner = self.root.inner if self.root is not None else ()
+        return innermost(inner, self.prefixes) or self.location
+
+    @property
     def reader_stack(self) -> tuple[Location, ...]:
         """The frames that the reader can change, outermost first, from the script down to the break."""
         frames = [frame for frame in (*self.outer, *self.stack) if changeable(frame.path, self.prefixes)]

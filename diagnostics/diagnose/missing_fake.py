@@ -68,7 +68,7 @@ def match(incident: Incident) -> Verdict | None:
     return Verdict(
         kind=KIND,
         message=f"{op} has no fake kernel: the compiler cannot know the shape of its result, {effect}.",
-        location=incident.location,
+        location=incident.deepest,
         key=(KIND, op),
         severity="error" if fails else "warning",
         callee=Callee(name=op, distribution=_distribution(incident), owner="op"),

@@ -85,14 +85,20 @@ class Reader:
             if len(self._messages) > _MESSAGES_KEPT:
                 self._messages.popitem(last=False)
         elif isinstance(event, ev.CompileBegan):
+            if any(incident.id != event.id for incident in self._pending):
+                yield from self._flush()
             frame = self._frame(event.id)
             frame.stack = event.stack or frame.stack
         elif isinstance(event, ev.Broke):
+            broke = self._broke(event)
+            self._pending = [i for i in self._pending if not (i.form == "failure" and i.id == broke.id)]
             yield from self._flush()
-            self._pending.append(self._broke(event))
+            self._pending.append(broke)
         elif isinstance(event, ev.Failed):
-            yield from self._flush()
-            self._pending.append(self._failed(event))
+            failed = self._failed(event)
+            if not any(i.form == "skip" and i.id == failed.id for i in self._pending):
+                yield from self._flush()
+                self._pending.append(failed)
         elif isinstance(event, ev.Graph):
             self._graph(event)
         elif isinstance(event, ev.CompileEnded):
