@@ -86,6 +86,7 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{rows} by {columns}", (maker.normal(rows, columns),), family="matrix")
     edges = [0.0, -0.0, 1e-7, -1e-7, 3.0, -3.0, 12.0, -12.0, 200.0, -200.0, 6e4, -6e4]
     yield Sample("edge values", (torch.tensor(edges, device=device, dtype=dtype),))
+    yield Sample("not a number", (torch.tensor([1.0, float("nan"), -1.0], device=device, dtype=dtype),))
 
 
 def large(device: torch.device, dtype: torch.dtype) -> tuple[Sample, Callable[[Any], None]]:

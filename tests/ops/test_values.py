@@ -16,6 +16,7 @@ from table import (
     differentiable_op,
     every_dtype,
     every_op,
+    same_bits,
     same_layout,
     tensors,
     to_double,
@@ -41,10 +42,10 @@ def test_the_same_call_gives_the_same_bits_and_leaves_its_inputs_alone(spec: OpS
         first = tensors(spec.op(*sample.args, **sample.kwargs))
         second = tensors(spec.op(*sample.args, **sample.kwargs))
         for one, other in zip(first, second, strict=True):
-            assert torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True), sample.name
+            assert same_bits(one, other), sample.name
             assert one.data_ptr() != other.data_ptr() or not one.numel(), f"{sample.name}: outputs share memory"
         for tensor, copy in zip(tensors((sample.args, sample.kwargs)), before, strict=True):
-            assert torch.equal(tensor, copy), f"{sample.name}: an input was written"
+            assert same_bits(tensor, copy), f"{sample.name}: an input was written"
 
 
 def _outputs_and_gradients(function: Any, sample: Sample, cotangents: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -90,7 +91,7 @@ def test_gradcheck_and_gradgradcheck_in_double(spec: OpSpec, device: torch.devic
     checked = 0
     for sample in calls(spec, device, torch.float64):
         sizes = [t.numel() for t in tensors((sample.args, sample.kwargs))]
-        if max(sizes) > 200 or min(sizes) == 0 or sample.name == "edge values":
+        if max(sizes) > 200 or min(sizes) == 0 or sample.name in ("edge values", "not a number"):
             continue
         inputs = differentiable(same_layout(sample.args))
 
