@@ -156,7 +156,6 @@ def test_native_op_is_first_class():
 
 
 @needs_compiler
-@pytest.mark.slow
 def test_table_says_what_each_step_breaks(tmp_path: Path):
     text = run("run_all.py", "--json", str(tmp_path / "rows.json"))
     rows: dict[str, Any] = json.loads((tmp_path / "rows.json").read_text())["rows"]
