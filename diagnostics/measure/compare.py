@@ -108,12 +108,12 @@ def make_question(
 
 
 def _enough(blocks: Sequence[Block]) -> bool:
-    """Whether every arm's verdict stands already; looked at after each eighth block, so that it is no lottery."""
-    if len(blocks) < 16 or len(blocks) % 8:
+    """Whether every arm's verdict stands already; looked at seldom, so that it is no lottery."""
+    if len(blocks) < statistics.FIRST_LOOK or len(blocks) % statistics.NEXT_LOOK:
         return False
     names = set(blocks[-1].seconds) - {BASELINE, TWIN}
     return all(
-        statistics.decided(statistics.interval([[b.log(BASELINE) - b.log(n) for b in blocks]], resamples=400))
+        statistics.decided(statistics.interval([[b.log(BASELINE) - b.log(n) for b in blocks]]))
         for n in names
     )
 
