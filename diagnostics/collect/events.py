@@ -158,10 +158,15 @@ class CompileEnded(Event, frozen=True, kw_only=True, tag="compile-ended", omit_d
 
 
 class Recompiled(Event, frozen=True, kw_only=True, tag="recompiled", omit_defaults=True):
-    """A frame is compiled again. ``reasons`` are torch's texts, one an older entry of the cache, the newest first."""
+    """A frame is compiled again. ``reasons`` are torch's texts, one an older entry of the cache, the newest first.
+
+    ``place`` is where the code of the frame first uses the value whose guard failed, ``function`` the frame's own name.
+    """
 
     reasons: tuple[str, ...] = ()
-    stack: tuple[Location, ...] = ()
+    place: Location | None = None
+    function: str = ""
+    path: str = ""
 
 
 class Symbol(Event, frozen=True, kw_only=True, tag="symbol", omit_defaults=True):
@@ -172,7 +177,6 @@ class Symbol(Event, frozen=True, kw_only=True, tag="symbol", omit_defaults=True)
     value: str = ""
     reason: str = ""
     stack: tuple[Location, ...] = ()
-    op: str = ""
 
 
 class CudagraphsSkipped(Event, frozen=True, kw_only=True, tag="cudagraphs-skipped", omit_defaults=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect import events
+from opgraft.diagnostics.collect.guards import guarded_value
 from opgraft.diagnostics.collect.place import from_summaries, place
 from opgraft.diagnostics.model import Location
 
@@ -42,6 +43,8 @@ class TraceReader:
         self._emit = emit
         self._files: dict[int, str] = {}
         self._open: OrderedDict[str, list[events.Message]] = OrderedDict()
+        self._frames: OrderedDict[str, Location] = OrderedDict()
+        self._names: dict[str, str] = {}
 
     def message(self, message: events.Message) -> None:
         """A message of the tracer, before the record that says what became of it."""
@@ -86,7 +89,13 @@ class TraceReader:
     def _start(self, metadata: dict[str, Any], value: Any, payload: str) -> None:
         common = self._common(metadata)
         self._open.pop(common["id"], None) if common["attempt"] == 0 else None
-        self._emit(events.CompileBegan(stack=self._stack(value.get("stack")), **common))
+        stack = self._stack(value.get("stack"))
+        if stack:
+            self._names[common["id"].partition("/")[0]] = str(value["stack"][-1].get("name", ""))
+            self._frames[common["id"].partition("/")[0]] = stack[-1]
+            if len(self._frames) > 256:
+                self._names.pop(self._frames.popitem(last=False)[0], None)
+        self._emit(events.CompileBegan(stack=stack, **common))
 
     def _artifact(self, metadata: dict[str, Any], value: Any, payload: str) -> None:
         name = value.get("name", "")
@@ -152,7 +161,17 @@ class TraceReader:
             found = [payload] if payload else []
         reasons = found if isinstance(found, list) else [found]
         texts = tuple(str(reason)[:_LONGEST] for reason in reasons)
-        self._emit(events.Recompiled(reasons=texts, **self._common(metadata)))
+        common = self._common(metadata)
+        frame = self._frames.get(common["id"].partition("/")[0])
+        self._emit(
+            events.Recompiled(
+                reasons=texts[:8],
+                place=guarded_value(texts[0] if texts else "", frame),
+                function=self._names.get(common["id"].partition("/")[0], ""),
+                path=frame.path if frame is not None else "",
+                **common,
+            )
+        )
 
     def _cached(self, metadata: dict[str, Any], name: str, payload: str) -> None:
         cache, _, outcome = name.rpartition("_")
@@ -210,7 +229,6 @@ class TraceReader:
                 value=str(value.get("value", "")),
                 reason=str(value.get("reason", "")),
                 stack=self._stack(value.get("user_stack")),
-                op=_fake_of(self._stack(value.get("stack"))),
                 **self._common(metadata),
             )
         )
@@ -258,11 +276,6 @@ def _last_error(payload: str) -> tuple[str, str]:
         return "", head[-_LONGEST:]
     last = typed[-1]
     return last["type"], head[last.end() :].strip()[:_LONGEST]
-
-
-def _fake_of(stack: tuple[Location, ...]) -> str:
-    """The file:line of the innermost frame of a fake kernel or of user code on a Python stack."""
-    return f"{stack[-1].path}:{stack[-1].line}" if stack else ""
 
 
 _READERS: dict[str, Callable[[TraceReader, dict[str, Any], Any, str], None]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from opgraft.diagnostics.collect.events import Event
-from opgraft.diagnostics.diagnose import explain_figures, timeline
+from opgraft.diagnostics.diagnose import cudagraph_skip, explain_figures, recompile, stale_cache, timeline
 from opgraft.diagnostics.diagnose.gather import Groups, finding, sort_key
 from opgraft.diagnostics.diagnose.rules import judge
 from opgraft.diagnostics.diagnose.story import Reader, Story
@@ -16,10 +16,17 @@ def diagnose(stream: Iterable[Event], run: Run | None = None) -> Report:
     """Reads a stream once and reports. ``run`` is what the parent process knows of how the run ended."""
     reader = Reader()
     groups = Groups()
+    limit_hit: dict[str, int] = {}
     for incident in reader.incidents(stream):
-        groups.add(incident, judge(incident))
+        if incident.gb_type.startswith(recompile.LIMIT):
+            path = incident.location.path
+            limit_hit[path] = limit_hit.get(path, 0) + 1
+        else:
+            groups.add(incident, judge(incident))
     story = reader.story
     found = [finding(group, timeline.per_step(story, group.ids)) for group in groups.groups()]
+    found = recompile.conclude(story, found, limit_hit)
+    found += stale_cache.conclude(story) + cudagraph_skip.conclude(story)
     findings = tuple(sorted(found, key=sort_key))
     report = Report(
         opgraft=story.began.opgraft,

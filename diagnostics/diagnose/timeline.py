@@ -66,7 +66,13 @@ def regions(story: Story, findings: tuple[Finding, ...]) -> tuple[Region, ...]:
 
 
 def explain_would_say(story: Story) -> tuple[int, int]:
-    """Graphs, and graphs minus one, as ``torch._dynamo.explain`` counts them for one call."""
-    first = [frame for identity, frame in story.frames.items() if identity.endswith("/0") or "/" not in identity]
+    """Graphs, and graphs minus one for every compiled callable, as ``torch._dynamo.explain`` counts one call of each."""
+    first = [frame for frame in story.frames.values() if frame.id.endswith("/0") and frame.function]
     graphs = sum(1 for frame in first if frame.graphs)
-    return graphs, graphs - 1
+    roots = sum(1 for frame in first if not is_resume(frame.function) and (frame.path, frame.function) not in story.inlined)
+    return graphs, graphs - max(1, roots)
+
+
+def is_resume(function: str) -> bool:
+    """True for the rest of a function behind a break, which torch compiles as a function of its own."""
+    return function.startswith("torch_dynamo_resume_in_")
