@@ -65,7 +65,7 @@ def _bar(console: Console) -> Progress:
 def show(report: Report, console: Console) -> None:
     from opgraft.diagnostics.report.terminal import print_report
 
-    print_report(report, console)
+    print_report(report, console=console)
 
 
 def write(report: Report, json: Path | None, html: Path | None) -> None:
