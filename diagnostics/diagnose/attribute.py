@@ -81,10 +81,11 @@ def is_standard(called: Called) -> bool:
 
 def schema(called: Called, arguments: tuple[Argument, ...], gives_tensor: bool | None) -> str:
     """The schema that a call suggests, as torch.library writes it: ``gelu(Tensor x) -> Tensor``."""
-    from opgraft.diagnostics.diagnose.attribute import short_name
-
-    words = [f"{_SCHEMA_TYPES.get(item.type, 'Tensor' if item.type == 'Tensor' else '?')} {_argument_name(i, item)}"
-             for i, item in enumerate(arguments)]
+    known = _SIGNATURE.match(called.doc)
+    names = re.findall(r"(\w+)\s*:", known["arguments"]) if known else []
+    words = [
+        f"{_SCHEMA_TYPES.get(item.type, '?')} {_argument_name(index, item, names)}" for index, item in enumerate(arguments)
+    ]
     name = short_name(called).rpartition(".")[2] or "kernel"
     return f"{name}({', '.join(words)}) -> {'()' if gives_tensor is False else 'Tensor'}"
 
@@ -100,10 +101,13 @@ _SCHEMA_TYPES = {
     "str": "str",
     "NoneType": "Tensor?",
 }
+_SIGNATURE = re.compile(r"\w+\((?P<arguments>.*)\)")
 _LETTERS = ("x", "y", "z", "u", "v", "w")
 
 
-def _argument_name(index: int, item: Argument) -> str:
+def _argument_name(index: int, item: Argument, names: list[str]) -> str:
     if item.keyword:
         return item.keyword
+    if index < len(names) and not re.fullmatch(r"arg\d+|self", names[index]):
+        return names[index]
     return _LETTERS[index] if index < len(_LETTERS) else f"a{index}"

@@ -27,6 +27,7 @@ class Group:
     skipped: int = 0
     failures: int = 0
     ids: set[str] = field(default_factory=set)
+    own_ids: set[str] = field(default_factory=set)
 
 
 class Groups:
@@ -53,6 +54,8 @@ class Groups:
         group.skipped += incident.form == "skip"
         group.failures += incident.form == "failure"
         group.ids.add(incident.id)
+        if len(incident.stack) <= 1:
+            group.own_ids.add(incident.id)  # not inlined: this compile's gap is where the statement itself runs
 
     def groups(self) -> tuple[Group, ...]:
         return tuple(self._groups.values())

@@ -24,17 +24,24 @@ def diagnose(stream: Iterable[Event], run: Run | None = None) -> Report:
         else:
             groups.add(incident, judge(incident))
     story = reader.story
-    found = [finding(group, timeline.per_step(story, group.ids)) for group in groups.groups()]
+    found = [finding(group, timeline.per_step(story, group.own_ids or group.ids)) for group in groups.groups()]
     found = recompile.conclude(story, found, limit_hit)
     found += stale_cache.conclude(story) + cudagraph_skip.conclude(story)
     findings = tuple(sorted(found, key=sort_key))
+    by_id = {
+        identity: index
+        for group in groups.groups()
+        for index, one in enumerate(findings)
+        if (one.kind, one.location) == (group.verdict.kind, next(iter(group.sites.values())))
+        for identity in group.ids
+    }
     report = Report(
         opgraft=story.began.opgraft,
         torch=story.began.torch,
         device=story.began.device,
         findings=findings,
         run=_run(story, findings, run),
-        regions=timeline.regions(story, findings),
+        regions=timeline.regions(story, by_id),
         degraded=story.began.missing,
     )
     graphs, breaks = timeline.explain_would_say(story)

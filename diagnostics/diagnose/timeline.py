@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
+from opgraft.diagnostics.collect.place import function_name
 from opgraft.diagnostics.diagnose.story import Story
-from opgraft.diagnostics.model import Finding, Region
+from opgraft.diagnostics.model import Region
 
 
 def per_step(story: Story, ids: set[str]) -> int | None:
@@ -29,8 +30,10 @@ def step_us(story: Story) -> float | None:
     return median(totals[:-1] or totals)
 
 
-def regions(story: Story, findings: tuple[Finding, ...]) -> tuple[Region, ...]:
-    """One region a graph and a gap: those of the repeating step with times, else those that were compiled, without."""
+def regions(story: Story, findings: dict[str, int]) -> tuple[Region, ...]:
+    """One region a graph and a gap: those of the repeating step with times, else those that were compiled, without.
+
+    ``findings`` gives the number of the finding that a compile id's break belongs to."""
     laps = story.laps
     order = list(laps.graphs) if laps.steps >= 2 else [i for i, frame in story.frames.items() if frame.graphs]
     found: list[Region] = []
@@ -55,10 +58,17 @@ def regions(story: Story, findings: tuple[Finding, ...]) -> tuple[Region, ...]:
                     name="eager",
                     compile_id=identity,
                     us_per_step=median(gap) if gap and index + 1 < len(order) else None,
+                    finding=findings.get(identity),
                 )
             )
     found.extend(
-        Region(kind="skipped-frame", name=frame.function or "frame", location=frame.location, compile_id=identity)
+        Region(
+            kind="skipped-frame",
+            name=function_name(frame.function) or "frame",
+            location=frame.location,
+            compile_id=identity,
+            finding=findings.get(identity),
+        )
         for identity, frame in story.frames.items()
         if frame.skipped
     )
