@@ -54,28 +54,44 @@ def main() -> None:
 
     recorder = Recorder(StreamFile(Path(events)), (target, *arguments))
     recorder.start()
-    if recording:
-        _record_ops(Path(recording))
+    check_ops = _record_ops(Path(recording)) if recording else _nothing
     _leave()
     ended: dict[str, Any] = {"exit_code": 0, "how": "ok", "detail": ""}
-    atexit.register(lambda: recorder.stop(**ended))
-    run(kind, target, arguments, recorder, ended)
+    open_ = [True]
+
+    def finish() -> None:
+        if open_:
+            open_.clear()
+            recorder.stop(**ended)
+            check_ops()
+
+    atexit.register(finish)
+    try:
+        run(kind, target, arguments, recorder, ended)
+    finally:
+        # Not only at exit: the finalizers of torch.library.Library, which run first there, take the ops away.
+        finish()
 
 
-def _record_ops(recording: Path) -> None:
-    """Lets the doctor record the calls of custom ops; without its part the run is only watched."""
+def _nothing() -> None:
+    return
+
+
+def _record_ops(recording: Path) -> Callable[[], None]:
+    """Lets the doctor record the calls of custom ops, and check them at the end; without its part the run is only
+    watched."""
     if importlib.util.find_spec("opgraft.diagnostics.conform.record") is None:
-        return
+        return _nothing
     try:
         from opgraft.diagnostics.conform.record import install
     except ImportError:
-        return
+        return _nothing
     try:
         stop: Callable[[], None] = install(recording)
     except Exception as error:
         print(f"opgraft: the calls of custom ops are not recorded: {error}", file=sys.stderr)
-        return
-    atexit.register(stop)
+        return _nothing
+    return stop
 
 
 if __name__ == "__main__":

@@ -85,7 +85,9 @@ def check(bench: Bench) -> Iterator[Fault]:
             )
             return
         for position, argument in enumerate(bench.facts.arguments[: len(base.args)]):
-            if argument.kind.startswith("int") and "[" not in argument.kind and size_like(bench, base, position, argument):
+            if not argument.kind.startswith("int") or "[" in argument.kind:
+                continue
+            if argument.name in bench.met or size_like(bench, base, position, argument):
                 yield Fault(
                     f"{bench.name}: {argument.name} is a size, and int in the schema: every value compiles again",
                     base,
