@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from opgraft.diagnostics import _compat
-from opgraft.diagnostics.collect import arrival
+from opgraft.diagnostics.collect import arrival, graphs
 from opgraft.diagnostics.collect.events import CudagraphsSkipped, Event, Message, Registered
 from opgraft.diagnostics.collect.graphs import PREFIX, GraphClock
 from opgraft.diagnostics.collect.messages import read_message
@@ -41,10 +41,11 @@ _lock = threading.RLock()
 _numbers = 0
 
 
-def add(listener: Listener) -> None:
-    """Starts telling ``listener``; puts the hooks in if it is the first."""
+def add(listener: Listener, late: bool = False) -> None:
+    """Starts telling ``listener``; puts the hooks in if it is the first. ``late`` adds graphs that exist already."""
     with _lock:
         _listeners.append(listener)
+        graphs.start(listener.clock, existing=late)
         if len(_listeners) == 1:
             _install()
 
@@ -54,7 +55,7 @@ def remove(listener: Listener) -> None:
     with _lock:
         if listener in _listeners:
             _listeners.remove(listener)
-            listener.clock.remove()
+            graphs.stop(listener.clock)
         if not _listeners:
             while _undo:
                 _undo.pop()()
@@ -193,8 +194,7 @@ def _install_clock(module: Any) -> None:
         def install_global_unsafe(self: Any, name: str, value: Any) -> Any:
             result = original(self, name, value)
             if name.startswith(PREFIX):
-                identity, _ = _compat.trace_id()
-                tell(lambda listener: listener.clock.wrap(self.global_scope, name, identity))
+                graphs.wrap(self.global_scope, name, _compat.trace_id()[0])
             return result
 
         return install_global_unsafe

@@ -33,7 +33,7 @@ def is_same_cause(found: Finding, seen: Finding) -> bool:
         return _op(found) == _op(seen) != "" or _place(found) == _place(seen)
     if found.severity == "note" or seen.kind not in _FOLLOWS:
         return False
-    if _op(found) and _op(found) == _op(seen):
+    if _op(found) and (_op(found) == _op(seen) or (seen.kind == "other-break" and _names(seen, _op(found)))):
         return True
     return _place(found) == _place(seen) and found.severity in ("error", "warning")
 
@@ -49,6 +49,12 @@ def joined(found: Finding, seen: Finding) -> Finding:
         cost=seen.cost if found.cost.us_per_step is None else found.cost,
         evidence=evidence,
     )
+
+
+def _names(finding: Finding, op: str) -> bool:
+    """Does torch's message speak of this op, as ``ns::op`` or as ``ns.op``?"""
+    texts = (finding.message, *(f"{cause.context} {cause.explanation}" for cause in finding.causes), *finding.evidence)
+    return any(name in text for text in texts for name in (op, op.replace("::", ".") + "."))
 
 
 def _op(finding: Finding) -> str:

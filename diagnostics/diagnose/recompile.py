@@ -70,6 +70,8 @@ def conclude(story: Story, findings: list[Finding], limit_hit: dict[str, int]) -
     """Adds a finding for every cause of recompiles that no other finding explains; the others get it as evidence."""
     groups: OrderedDict[tuple[str, str, str], Repeated] = OrderedDict()
     for event in story.recompiles:
+        if event.reasons and "Unexpected recompilation" in event.reasons[0]:
+            continue  # another thread compiled the frame meanwhile: no guard failed
         category = change(event.reasons[0] if event.reasons else "")
         key = (event.path, function_name(event.function), category)
         group = groups.setdefault(key, Repeated(category))
