@@ -29,7 +29,9 @@ def backend(name: Any, mode: str | None, options: dict[str, Any] | None, dynamic
 
 def backend_of(options: Mapping[str, Any]) -> Callable[..., Any]:
     """The backend that the keyword arguments of a ``torch.compile`` call name."""
-    return backend(options.get("backend", "inductor"), options.get("mode"), options.get("options"), options.get("dynamic"))
+    return backend(
+        options.get("backend", "inductor"), options.get("mode"), options.get("options"), options.get("dynamic")
+    )
 
 
 def scheduler_hook(hook: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:

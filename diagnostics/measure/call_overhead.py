@@ -36,7 +36,13 @@ THRESHOLD = 0.01
 
 
 def find(
-    op: str, host_us: float | None, calls: int, step_us: float | None, busy: float | None, on_gpu: bool, sites: Sequence[Location]
+    op: str,
+    host_us: float | None,
+    calls: int,
+    step_us: float | None,
+    busy: float | None,
+    on_gpu: bool,
+    sites: Sequence[Location],
 ) -> Finding | None:
     """A finding from 1 % of the step on, where the host is what the step waits for; else None.
 
@@ -49,7 +55,9 @@ def find(
     share = host_us * calls / step_us
     if share < THRESHOLD:
         return None
-    remedies = [Remedy(id="register-in-cpp", text="register schema and kernel from C++, with no Python on the hot path")]
+    remedies = [
+        Remedy(id="register-in-cpp", text="register schema and kernel from C++, with no Python on the hot path")
+    ]
     if on_gpu:
         remedies.append(
             Remedy(

@@ -22,7 +22,10 @@ _ROUNDS = 7
 
 
 def collect(
-    subject: Subject, question: session.Question, progress: session.Progress | None = None, only: frozenset[str] | None = None
+    subject: Subject,
+    question: session.Question,
+    progress: session.Progress | None = None,
+    only: frozenset[str] | None = None,
 ) -> FactsReading:
     """Compiles the arms again with caches off and takes a step of each apart.
 
@@ -88,9 +91,7 @@ def collect(
     )
 
 
-def _op_kernels(
-    calls: Sequence[Call], question: session.Question, device: torch.device, train: bool
-) -> frozenset[str]:
+def _op_kernels(calls: Sequence[Call], question: session.Question, device: torch.device, train: bool) -> frozenset[str]:
     """Names of the device kernels that the ops launch, forward and backward."""
     if device.type != "cuda":
         return frozenset()
@@ -188,9 +189,7 @@ def _middle(found: Sequence[tuple[Shares, float, float]]) -> tuple[Shares, float
     return middle, mid([f[1] for f in found]), mid([f[2] for f in found])
 
 
-def _facts_of(
-    arm: Arm, recorder: Recorder, taken: tuple[Shares, float, float] | None, subject: Subject
-) -> ArmFacts:
+def _facts_of(arm: Arm, recorder: Recorder, taken: tuple[Shares, float, float] | None, subject: Subject) -> ArmFacts:
     if arm.failed or taken is None:
         return ArmFacts(name=arm.name, failed=arm.failed or "not profiled")
     part, enqueue, step = taken

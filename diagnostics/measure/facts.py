@@ -122,6 +122,11 @@ class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
     saved_bytes: int = 0
     failed: str = ""
 
+    def scaled(self, factor: float) -> ArmFacts:
+        """The same facts at another speed of the machine."""
+        names = ("generated_us", "op_us", "library_us", "span_us", "enqueue_us", "step_us")
+        return msgspec.structs.replace(self, **{name: getattr(self, name) * factor for name in names})
+
     @property
     def kernel_us(self) -> float:
         return self.generated_us + self.op_us + self.library_us
@@ -129,7 +134,9 @@ class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
     def bytes(self, kind: str = "generated", role: str | None = None) -> float:
         """Bytes a step moves in kernels of a kind (and role)."""
         return sum(
-            n.bytes * self.executions(n.graph) for n in self.nodes if n.kind == kind and (role is None or n.role == role)
+            n.bytes * self.executions(n.graph)
+            for n in self.nodes
+            if n.kind == kind and (role is None or n.role == role)
         )
 
     def count(self, kind: str | None = None, role: str | None = None) -> float:

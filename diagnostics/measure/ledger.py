@@ -32,8 +32,12 @@ def make(
     base, own = facts.arm(BASELINE), facts.arm(arm)
     if base is None or own is None or "op" not in facts.alone_us:
         return None
+    # The steps were taken apart in another process than the one that timed them. Where that ran at another speed, its
+    # times are brought to the speed of the timed steps: both were taken without the profiler.
+    speed = baseline_us / base.step_us if base.step_us else 1.0
+    base, own = base.scaled(speed), own.scaled(arm_us / own.step_us if own.step_us else 1.0)
     form = "raw" if arm == "raw" and "raw" in facts.alone_us else "op"
-    alone, reference = facts.alone_us[form], facts.alone_us[BASELINE]
+    alone, reference = facts.alone_us[form] * speed, facts.alone_us[BASELINE] * speed
     # A kernel that left no record of its own (an unregistered function on a CPU) is taken at its time alone.
     seen = own.op_us > 0
     in_place = own.op_us if seen else alone
@@ -89,7 +93,9 @@ def make(
     total = arm_us - baseline_us
     rest = total - sum(t.us_per_step or 0.0 for t in terms)
     terms.append(
-        LedgerTerm(name="unexplained", us_per_step=rest, how="measured", detail=f"{abs(rest) / baseline_us:.1%} of the step")
+        LedgerTerm(
+            name="unexplained", us_per_step=rest, how="measured", detail=f"{abs(rest) / baseline_us:.1%} of the step"
+        )
     )
     share = reference / baseline_us
     return Ledger(

@@ -27,28 +27,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opgraft.diagnostics.measure import findings
-from opgraft.diagnostics.measure.prose import data, us
+from opgraft.diagnostics.measure.prose import data, reliable, us
 from opgraft.diagnostics.model import Cost, Finding, Ledger, Location, Remedy
 
 KIND = "lost-fusion"
 
 
-def find(op: str, ledger: Ledger, baseline_us: float, calls: int, sites: Sequence[Location]) -> Finding | None:
-    """A finding where the op's arm moves more bytes around it, or launches more, than the compiler's; else None."""
+def find(
+    op: str, ledger: Ledger, baseline_us: float, calls: int, rate: float | None, sites: Sequence[Location]
+) -> Finding | None:
+    """A finding where the op's arm moves more bytes around it than the compiler's; else None.
+
+    Args:
+        rate: the copy bandwidth, bytes a second: prices the bytes where the ledger explains too little.
+    """
     term = next((t for t in ledger.terms if t.name == "lost fusion"), None)
     if term is None or term.us_per_step is None or not (term.bytes_per_step or 0) > 0:
         return None
-    share = term.us_per_step / baseline_us
+    sure = reliable(ledger)
+    price = term.us_per_step if sure else (term.bytes_per_step or 0) / rate * 1e6 if rate else None
+    share = price / baseline_us if price is not None else 0.0
+    priced = "" if price is None else f": {us(max(0.0, price))} {'of kernel time' if sure else 'at the copy rate'}"
     return findings.make(
         KIND,
         "warning" if share >= 0.01 else "note",
         f"The compiler had fused what stands around {op}: with the op a step moves {data(term.bytes_per_step or 0)} more "
-        f"in {term.launches_per_step or 0:+d} launches, {us(max(0.0, term.us_per_step))} of it seen as kernel time.",
+        f"in {term.launches_per_step or 0:+d} launches{priced}.",
         sites,
         op=op,
         per_step=calls,
         cost=Cost(
-            us_per_step=term.us_per_step, bytes_per_step=term.bytes_per_step, share_of_step=share, how="measured"
+            us_per_step=price,
+            bytes_per_step=term.bytes_per_step,
+            share_of_step=share,
+            how="measured" if sure else "counted",
         ),
         remedies=[
             Remedy(id="decompose-here", text="leave this site to the compiler: call the reference here"),

@@ -31,7 +31,7 @@ def paragraph(comparison: Comparison, calls: int, problems: Sequence[Problem]) -
     name = comparison.ops[0] if len(comparison.ops) == 1 else "The kernels together" if comparison.ops else "The kernel"
     parts = [_effect(name, baseline, chosen, calls)]
     ledger = next((one for one in comparison.ledgers if one.arm == chosen.name), None)
-    if ledger is not None:
+    if ledger is not None and reliable(ledger) and chosen.verdict != "UNRESOLVED":
         parts += reasons(ledger)
     raw = arms.get("raw")
     if raw is not None and raw is not chosen and raw.verdict is not None:
@@ -80,8 +80,8 @@ def _effect(name: str, baseline: ArmResult, arm: ArmResult, calls: int) -> str:
             step = "changes the step by less than 0.5 %"
         elif arm.ratio_low is not None and arm.ratio_high is not None:
             step = (
-                f"was not resolved in the model: the step takes between {1 / arm.ratio_high - 1:+.1%} and "
-                f"{1 / arm.ratio_low - 1:+.1%} of the time with it, and that leaves both directions or too little open"
+                f"leaves its effect on the step open, somewhere between {_change(1 / arm.ratio_high - 1)} and "
+                f"{_change(1 / arm.ratio_low - 1)}"
             )
     times = f", {calls} calls a step" if calls > 1 else ""
     if alone and step:
@@ -90,6 +90,15 @@ def _effect(name: str, baseline: ArmResult, arm: ArmResult, calls: int) -> str:
         )
         return f"{name} {alone}{times} {'but' if against else 'and'} {step}."
     return f"{name} {alone or step or 'was not timed'}{times}."
+
+
+def _change(share: float) -> str:
+    return f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'}"
+
+
+def reliable(ledger: Ledger | None) -> bool:
+    """Whether the terms explain enough of the step for a claim about causes."""
+    return ledger is not None and ledger.unexplained_share is not None and ledger.unexplained_share < 0.05
 
 
 def reasons(ledger: Ledger) -> list[str]:

@@ -2,7 +2,8 @@
 
 The data have two levels: blocks within a process, processes within a run. A process carries effects of its own (memory
 addresses, the compiler's choices, clocks) that more blocks never average out, so the processes are the sample and the
-blocks only sharpen each of them. With one process the blocks are cut into batches long enough to be nearly independent.
+blocks only sharpen each of them. With one or two processes the blocks are cut into batches long enough to be nearly
+independent, and the interval holds for these processes alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ EQUIVALENCE = 0.005
 CONFIDENCE = 0.95
 VERDICT_LEVEL = 0.005
 _BATCHES = 8
+# Fewer processes than this say nothing about what differs between processes: their blocks are the sample then.
+LEAST_PROCESSES = 3
 # Blocks before the first look at whether a run may stop, and between looks: batches of four and more, so that one
 # interrupted block moves no batch.
 FIRST_LOOK = 32
@@ -86,8 +89,8 @@ def interval(ratios: Sequence[Sequence[float]]) -> Interval | None:
     processes, blocks = len(groups), sum(len(g) for g in groups)
     if blocks < 2:
         return None
-    if processes == 1:
-        groups = batched(groups[0])
+    if processes < LEAST_PROCESSES:
+        groups = [batch for g in groups for batch in batched(g, _BATCHES // processes)]
     centres = np.array([float(location(g)) for g in groups])
     estimate, count = float(centres.mean()), len(centres)
     se = math.sqrt(max(float(centres.var(ddof=1)) / count, 1e-18))
@@ -98,7 +101,9 @@ def interval(ratios: Sequence[Sequence[float]]) -> Interval | None:
     return Interval(estimate, estimate - half, estimate + half, se, df, p, mde, processes, blocks)
 
 
-def level(logs: Sequence[Sequence[float]], *, seed: int = 0, resamples: int = 1000) -> tuple[float, float, float] | None:
+def level(
+    logs: Sequence[Sequence[float]], *, seed: int = 0, resamples: int = 1000
+) -> tuple[float, float, float] | None:
     """Centre of a quantity's logs with a 95 % percentile interval of the hierarchical bootstrap: a step's own time.
 
     Args:
@@ -107,8 +112,8 @@ def level(logs: Sequence[Sequence[float]], *, seed: int = 0, resamples: int = 10
     groups = [np.asarray(r, dtype=np.float64) for r in logs if len(r) > 0]
     if not groups:
         return None
-    if len(groups) == 1:
-        groups = batched(groups[0])
+    if len(groups) < LEAST_PROCESSES:
+        groups = [batch for g in groups for batch in batched(g, _BATCHES // len(groups))]
     centre = float(np.mean([float(location(g)) for g in groups]))
     draws = bootstrap(groups, np.random.default_rng(seed), resamples)
     low, high = np.quantile(draws, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])

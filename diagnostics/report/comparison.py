@@ -9,6 +9,7 @@ from rich.text import Text
 from opgraft.diagnostics.measure.prose import data, us
 from opgraft.diagnostics.model import ArmResult, Comparison, Ledger, LedgerTerm
 
+_RATIO = "against compiler"
 _STYLE = {"FASTER": "bold green", "SLOWER": "bold red", "EQUIVALENT": "bold", "UNRESOLVED": "yellow"}
 
 
@@ -19,18 +20,19 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def renderables(comparison: Comparison, width: int) -> list[RenderableType]:
-    parts: list[RenderableType] = [arm_table(comparison, width), _facts(comparison)]
+    parts: list[RenderableType] = [arm_table(comparison, width)] if comparison.arms else []
+    parts.append(_facts(comparison))
     for ledger in comparison.ledgers:
-        parts += [Text(), ledger_table(ledger)]
+        parts += [Text(), ledger_table(ledger, width)]
     if comparison.sentence:
         parts += [Text(), Text(comparison.sentence)]
     return parts
 
 
 def arm_table(comparison: Comparison, width: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("")
-    rows = [a for a in comparison.arms]
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if width >= 100 else 1, 0, 0), header_style="dim")
+    table.add_column("", no_wrap=True)
+    rows = list(comparison.arms)
     columns = [c for c in _columns(rows) if width >= 100 or c[0] not in ("host", "graphs")]
     for title, _, _ in columns:
         table.add_column(title, justify="right", no_wrap=True)
@@ -42,7 +44,7 @@ def arm_table(comparison: Comparison, width: int) -> Table:
     if comparison.noise_low is not None and comparison.noise_high is not None:
         middle = (comparison.noise_low * comparison.noise_high) ** 0.5
         cells = [
-            _plus_minus(middle, comparison.noise_low, comparison.noise_high) if title == "ratio to compiler" else Text()
+            _plus_minus(middle, comparison.noise_low, comparison.noise_high) if title == _RATIO else Text()
             for title, _, _ in columns
         ]
         table.add_row(Text("A/A", style="dim"), *cells)
@@ -59,7 +61,7 @@ def _columns(rows: list[ArmResult]) -> list[tuple[str, object, bool]]:
         ("isolated", lambda a: number(a.isolated_us, us), any(a.isolated_us is not None for a in rows)),
         ("host", lambda a: number(a.host_us, us), any(a.host_us is not None for a in rows)),
         ("step", _step, True),
-        ("ratio to compiler", _ratio, True),
+        (_RATIO, _ratio, True),
         ("", _verdict, any(a.verdict for a in rows)),
         ("breaks", lambda a: number(a.breaks), any(a.breaks is not None for a in rows)),
         ("graphs", lambda a: number(a.graphs), any(a.graphs is not None for a in rows)),
@@ -111,13 +113,14 @@ def _facts(comparison: Comparison) -> Text:
     return Text(" · ".join(facts), style="dim")
 
 
-def ledger_table(ledger: Ledger) -> RenderableType:
+def ledger_table(ledger: Ledger, width: int) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(f"ledger, {ledger.arm} against compiler", min_width=34)
     table.add_column("us a step", justify="right", no_wrap=True)
     table.add_column("", style="dim", overflow="fold")
     for term in ledger.terms:
-        table.add_row(_name(term), signed(term.us_per_step), f"{term.how}{', ' + term.detail if term.detail else ''}")
+        detail = f", {term.detail}" if term.detail and (width >= 100 or term.name == "unexplained") else ""
+        table.add_row(_name(term), signed(term.us_per_step), f"{term.how}{detail}")
     table.add_row(Text("the step", style="bold"), Text(signed(ledger.total_us), style="bold"), "measured")
     facts = []
     if ledger.share_of_step is not None:
