@@ -154,6 +154,8 @@ def flags(calls: list[Met], book: Book, facts: Any) -> frozenset[str]:
     found = {event["what"] for event in book.events if event["what"] in ("backward", "create_graph")}
     if "create_graph" in found:
         found.add("backward")
+    if "autograd formula" in book.error:
+        found.add("backward")
     traced = [call for call in calls if call.how == "traced"]
     real = [call for call in calls if call.how != "traced"]
     if traced:

@@ -14,8 +14,12 @@ from opgraft.diagnostics.conform.lab.tap import Listener, wrap
 from opgraft.diagnostics.model import Location
 
 
-def _here(depth: int = 2) -> Location | None:
-    return site.walk(sys._getframe(depth))[0]
+MOST_OF_A_KIND = 100
+
+
+def _here() -> Location | None:
+    """The caller's place in the reader's code; None where torch itself calls on its own account."""
+    return site.walk(sys._getframe(2))[0]
 
 
 def watch(torch: ModuleType, listener: Listener) -> None:
@@ -23,7 +27,7 @@ def watch(torch: ModuleType, listener: Listener) -> None:
     events = listener.book.events
 
     def note(what: str, where: Location | None, **more: Any) -> None:
-        if listener.on and len(events) < 200:
+        if listener.on and where is not None and sum(event["what"] == what for event in events) < MOST_OF_A_KIND:
             events.append({"what": what, "where": where, **more})
 
     def around_schema(original: Any) -> Any:

@@ -101,7 +101,7 @@ def of_events(book: Book) -> Iterator[Finding]:
             )
         elif what == "no-such-op":
             name = event["name"]
-            if not book.error or name.partition("::")[2] not in book.error:
+            if not book.error or name.partition("::")[2] not in book.error or _compat.is_registered(name):
                 continue
             defined = next((e for e in book.events if e["what"] == "defined" and e["name"] == name), None)
             if defined is not None:
