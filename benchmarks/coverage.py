@@ -62,7 +62,9 @@ LOUD = (
 )
 
 
-def series(noise: Noise, effect: float, blocks: int, generator: np.random.Generator, alone: bool) -> tuple[Array, Array]:
+def series(
+    noise: Noise, effect: float, blocks: int, generator: np.random.Generator, alone: bool
+) -> tuple[Array, Array]:
     """Log-ratios of one process: of the arm with ``effect`` to the baseline, and of the A/A arm to the baseline."""
     samples = blocks * 6
     white = generator.normal(0, noise.white, samples)
@@ -122,7 +124,12 @@ def stopped_trial(noise: Noise, effect: float, repeats: int, seed: int, most: in
     for _ in range(repeats):
         arm, twin = series(noise, effect, most, generator, True)
         count = next(
-            (n for n in range(statistics.FIRST_LOOK, most, statistics.NEXT_LOOK) if statistics.decided(statistics.interval([arm[:n]]))), most
+            (
+                n
+                for n in range(statistics.FIRST_LOOK, most, statistics.NEXT_LOOK)
+                if statistics.decided(statistics.interval([arm[:n]]))
+            ),
+            most,
         )
         found = statistics.interval([arm[:count]])
         floor = statistics.interval([twin[:count]])

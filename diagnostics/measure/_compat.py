@@ -134,3 +134,13 @@ def node_writes(node: Any) -> frozenset[str]:
         return frozenset(node.get_buffer_names())
     except Exception:
         return frozenset()
+
+
+def compile_id() -> str:
+    """The id of the compile that runs in this thread, as the profiler names its region: "3/0"; "" where unknown."""
+    try:
+        from torch._guards import CompileContext
+
+        return str(CompileContext.current_compile_id() or "")
+    except Exception:
+        return ""

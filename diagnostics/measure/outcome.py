@@ -72,7 +72,7 @@ def _row(name: str, readings: Sequence[Reading], ratio: Interval | None, verdict
 
 
 def breaks_of(arm: ArmReading) -> int | None:
-    """Gaps in eager between compiled graphs, a step; by graphs compiled where no profile was taken."""
+    """Gaps in eager between the graphs that a step runs; by graphs compiled where no profile was taken."""
     if arm.graphs is None:
         return None
     entered = arm.regions if arm.regions else arm.graphs

@@ -104,9 +104,11 @@ def reliable(ledger: Ledger | None) -> bool:
 def reasons(ledger: Ledger) -> list[str]:
     """The two or three terms that make up most of the difference, each as a sentence."""
     known = [t for t in ledger.terms if t.us_per_step is not None and t.name != "unexplained"]
-    large = sorted(known, key=lambda t: -abs(t.us_per_step or 0.0))[:3]
     weight = sum(abs(t.us_per_step or 0.0) for t in known) or 1.0
-    return [_reason(t) for t in large if abs(t.us_per_step or 0.0) >= 0.1 * weight]
+    large = sorted(known, key=lambda t: -abs(t.us_per_step or 0.0))[:3]
+    told = [t for t in large if abs(t.us_per_step or 0.0) >= 0.1 * weight]
+    # What is saved comes first, then what is given back, the largest first.
+    return [_reason(t) for t in sorted(told, key=lambda t: ((t.us_per_step or 0.0) > 0, -abs(t.us_per_step or 0.0)))]
 
 
 def _reason(term: LedgerTerm) -> str:
@@ -129,10 +131,16 @@ def _priced(term: LedgerTerm) -> str:
 def _raw(raw: ArmResult, arm: ArmResult) -> str:
     if raw.breaks:
         breaks = f"{raw.breaks} graph break{'s' if raw.breaks != 1 else ''} a step"
-        if raw.step_us and arm.step_us:
+        apart = None not in (raw.ratio_high, raw.ratio_low, arm.ratio_low, arm.ratio_high) and (
+            (raw.ratio_high or 0) < (arm.ratio_low or 0) or (raw.ratio_low or 0) > (arm.ratio_high or 0)
+        )
+        if raw.step_us and arm.step_us and apart:
             extra = raw.step_us - arm.step_us
-            return f"Unregistered, the same kernel makes {breaks} and the step {us(abs(extra))} {'longer' if extra > 0 else 'shorter'} than registered."
-        return f"Unregistered, the same kernel makes {breaks}."
+            change = f"{us(abs(extra))} {'longer' if extra > 0 else 'shorter'}"
+            return f"Unregistered, the same kernel makes {breaks}, and the step is {change} than with it registered."
+        return (
+            f"Unregistered, the same kernel makes {breaks}; no difference in time to the registered one was resolved."
+        )
     return ""
 
 
@@ -147,5 +155,6 @@ def _advice(arm: ArmResult, baseline: ArmResult, ledger: Ledger | None, comparis
     if arm.verdict == "EQUIVALENT":
         return "It is not worth keeping for speed."
     if comparison.smallest_effect is not None:
-        return f"With this much noise an effect under {comparison.smallest_effect:.1%} cannot be seen here: give it more time (--seconds) or a quieter machine."
+        seen = f"{comparison.smallest_effect:.1%}"
+        return f"An effect under {seen} cannot be seen in this noise: give it more time or a quieter machine."
     return ""

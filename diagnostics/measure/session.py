@@ -483,7 +483,7 @@ def _reading(
         name=arm.name,
         failed=arm.failed,
         graphs=arm.backend.graphs if arm.backend is not None else None,
-        regions=profile.regions() if profile is not None and arm.plan.compiled else None,
+        regions=profile.regions(arm.backend.compile_ids) if profile is not None and arm.backend is not None else None,
         launches=len(on_device) / profile.steps if profile is not None and on_device else None,
         busy_us=busy_us(on_device) / profile.steps if profile is not None and on_device else None,
         op_runs=runs.get(arm.name, {}),

@@ -19,6 +19,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from opgraft import registry
+from opgraft.diagnostics.measure import _compat
 from opgraft.diagnostics.model import Location
 from opgraft.registry import qualified_name
 
@@ -150,6 +151,7 @@ class SiteBackend:
 
     Attributes:
         graphs: how many graphs were compiled, recompiles included.
+        compile_ids: under which ids; a frame whose graph is empty never comes here.
         sites: every call of a custom op that was seen, exchanged ones included.
     """
 
@@ -157,6 +159,7 @@ class SiteBackend:
         self.inner = inner
         self.references = {name: as_target(name, function) for name, function in references.items()}
         self.graphs = 0
+        self.compile_ids: set[str] = set()
         self.sites: list[Site] = []
 
     def __call__(self, module: torch.fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Any:
@@ -164,5 +167,6 @@ class SiteBackend:
             if is_custom(op):
                 self.sites.append(Site(qualified_name(op), location_of(node.meta.get("stack_trace")), self.graphs))
         self.graphs += 1
+        self.compile_ids.add(_compat.compile_id())
         replace(module, self.references)
         return self.inner(module, inputs, **kwargs)
