@@ -125,6 +125,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     graphs: int = 0
     gaps: int = 0
     frames_skipped: int = 0
+    advice: str = ""
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,7 +114,8 @@ def _name(subject: Any) -> str:
 
 
 def _module(subject: Any) -> str:
-    """The module that a reader would import: pybind11 functions and bound builtins know theirs only through ``__self__``."""
+    """The module that a reader would import: pybind11 functions and bound builtins know theirs only through
+    ``__self__``."""
     module = getattr(subject, "__module__", None)
     owner = getattr(subject, "__self__", None)
     if isinstance(subject, BuiltinFunctionType) and isinstance(owner, ModuleType):
@@ -140,8 +141,8 @@ def _is_native(subject: Any) -> bool:
         return not subject.__flags__ & (1 << 9) or subject.__module__ in ("builtins", "_ctypes")
     if isinstance(subject, BuiltinFunctionType):
         return True
-    call = getattr(type(subject), "__call__", None)
-    return not isinstance(call, FunctionType)
+    calls = [vars(base)["__call__"] for base in type(subject).__mro__ if "__call__" in vars(base)]
+    return not (calls and isinstance(calls[0], FunctionType))
 
 
 def _signature_line(subject: Any) -> str:

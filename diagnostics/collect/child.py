@@ -1,9 +1,8 @@
 """Runs the user's program in this process, as ``python`` would, and streams what the hooks see to a file.
 
-Started as a file, never imported: ``python child.py EVENTS RECORDING KIND TARGET [ARGS...]`` with KIND ``script``, ``module``
-or ``function``. It imports of this package what collects, not ``opgraft`` itself: that would import torch before the program
-has set up its environment.
-"""
+Started as a file, never imported: ``python child.py EVENTS RECORDING KIND TARGET [ARGS...]`` with KIND ``script``,
+``module`` or ``function``. It imports of this package what collects, not ``opgraft`` itself: that would import torch
+before the program has set up its environment."""
 
 from __future__ import annotations
 
@@ -40,8 +39,11 @@ def _leave() -> None:
             if loaded is not None and not hasattr(module, part):
                 setattr(module, part, loaded)
 
+    def forget(module: Any) -> None:
+        sys.modules.pop("opgraft.diagnostics", None)
+
     sys.modules["opgraft.diagnostics"] = placeholder
-    arrival.when_imported("opgraft", lambda _: sys.modules.pop("opgraft.diagnostics", None))
+    arrival.when_imported("opgraft", forget)
     arrival.when_imported("opgraft.diagnostics", bind)
 
 

@@ -1,8 +1,8 @@
 """When every compiled graph runs: a clock around each graph's call, put in when the graph is made and taken out again.
 
-Generated code reaches a graph through a global of the frame's module, so the clock replaces that global and nothing else, once
-however many watchers listen. It costs two reads of the clock and one append a graph call, and keeps the newest calls only.
-"""
+Generated code reaches a graph through a global of the frame's module, so the clock replaces that global and nothing
+else, once however many watchers listen. It costs two reads of the clock and one append a graph call, and keeps the
+newest calls only."""
 
 from __future__ import annotations
 

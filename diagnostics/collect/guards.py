@@ -45,7 +45,16 @@ def guarded_names(reason: str) -> tuple[str, ...]:
         return (text,) if tensor and text.isidentifier() else ()
     parts = [found["name"]]
     for attribute, key in _ATTRIBUTE.findall(found["rest"]):
-        if attribute not in ("size", "stride", "_modules", "_parameters", "_buffers", "__dict__", "__func__", "forward"):
+        if attribute not in (
+            "size",
+            "stride",
+            "_modules",
+            "_parameters",
+            "_buffers",
+            "__dict__",
+            "__func__",
+            "forward",
+        ):
             parts.append(attribute or key)
     names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
     return tuple(name for name in names if name != "self") or tuple(names)

@@ -69,10 +69,14 @@ def missing() -> tuple[str, ...]:
 def tell(call: Callable[[Listener], None]) -> None:
     """Calls ``call`` for every listener. An error of ours must never reach the compiler."""
     for listener in tuple(_listeners):
-        try:
-            call(listener)
-        except Exception as error:
-            logging.getLogger(__name__).debug("a listener failed", exc_info=error)
+        _quietly(call, listener)
+
+
+def _quietly(call: Callable[[Listener], None], listener: Listener) -> None:
+    try:
+        call(listener)
+    except Exception as error:
+        logging.getLogger(__name__).debug("a listener failed", exc_info=error)
 
 
 class _TraceHandler(logging.Handler):
@@ -89,12 +93,13 @@ class _TraceHandler(logging.Handler):
 
 
 class _AlwaysAsks:
-    """Stands for a logger that is asked for DEBUG before an event is traced; what it logs goes on as the user set it."""
+    """Stands for a logger that is asked for DEBUG before an event is traced; what it logs goes on as the user set
+    it."""
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger
 
-    def isEnabledFor(self, level: int) -> bool:
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
         return True
 
     def debug(self, *args: Any, **kwargs: Any) -> None:
@@ -158,7 +163,7 @@ def _install_messages(module: Any) -> None:
         @functools.wraps(original)
         def format_graph_break_message(*args: Any, **kwargs: Any) -> str:
             try:
-                _hear(dict(zip(("gb_type", "context", "explanation", "hints"), args)) | kwargs)
+                _hear(dict(zip(("gb_type", "context", "explanation", "hints"), args, strict=False)) | kwargs)
             except Exception as error:
                 logging.getLogger(__name__).debug("a message could not be read", exc_info=error)
             return original(*args, **kwargs)

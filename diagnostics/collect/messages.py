@@ -1,9 +1,8 @@
 """H2: every message of the tracer as data, with the user's stack and what was being called at that moment.
 
-``torch._dynamo.exc.unimplemented`` looks ``format_graph_break_message`` up in its module on every call, so wrapping that
-name sees each message with its four fields apart. The wrapper runs inside the tracer: the tracer's own frames are on the
-Python stack, and hold the bytecode positions and the objects that the text of the message has lost.
-"""
+``torch._dynamo.exc.unimplemented`` looks ``format_graph_break_message`` up in its module on every call, so wrapping
+that name sees each message with its four fields apart. The wrapper runs inside the tracer: the tracer's own frames
+are on the Python stack, and hold the bytecode positions and the objects that the text of the message has lost."""
 
 from __future__ import annotations
 
@@ -57,7 +56,8 @@ def read_message(number: int, gb_type: str, context: str, explanation: str, hint
 
 
 def _inner_frames() -> tuple[Location, ...]:
-    """What ran in Python below the tracer when the exception that is being handled was raised, without torch's frames."""
+    """What ran in Python below the tracer when the exception that is being handled was raised, without torch's
+    frames."""
     error = sys.exc_info()[1]
     deepest: tuple[Location, ...] = ()
     seen = 0
@@ -104,8 +104,8 @@ _Call = tuple[str, Any, Any, Any]
 def _climb(frame: FrameType | None) -> tuple[Any, list[_Call]]:
     """The innermost translator above ``frame``, and the tracer's calls between the two, innermost first.
 
-    The ``autograd.Function`` that is being traced, if any, comes last. A call is (method, variable, arguments, keywords).
-    """
+    The ``autograd.Function`` that is being traced, if any, comes last. A call is (method, variable, arguments,
+    keywords)."""
     translator_class, variable_class = _compat.translator_class(), _compat.variable_class()
     innermost = None
     calls: list[_Call] = []

@@ -44,7 +44,8 @@ class Recorder:
         self._head_written = False
 
     def start(self) -> None:
-        """Puts the hooks in. The head of the stream is written with the first event, when torch is there to be named."""
+        """Puts the hooks in. The head of the stream is written with the first event, when torch is there to be
+        named."""
         self._began = time.perf_counter()
         self._before = _flat_counters()
         hooks.add(self, late=self._late)

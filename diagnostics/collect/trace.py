@@ -26,9 +26,38 @@ _SKIPPED = (
 _LINE = re.compile(r"# File: (?P<path>.+?):(?P<line>\d+) in (?P<name>\S+), code:")
 _OP = re.compile(r"torch\.ops\.(?P<op>\w+\.\w+(?:\.\w+)?)\(")
 OWN_NAMESPACES = frozenset(
-    "aten prims prim higher_order inductor _c10d_functional c10d_functional c10d rngprims quantized mkldnn mkl onednn "
-    "xnnpack quantized_decomposed sparse triton debugprims _quantized bundled streams fsdp dtensor symm_mem "
-    "_c10d_functional_autograd _dtensor profiler cuda export nvprims".split()
+    [
+        "aten",
+        "prims",
+        "prim",
+        "higher_order",
+        "inductor",
+        "_c10d_functional",
+        "c10d_functional",
+        "c10d",
+        "rngprims",
+        "quantized",
+        "mkldnn",
+        "mkl",
+        "onednn",
+        "xnnpack",
+        "quantized_decomposed",
+        "sparse",
+        "triton",
+        "debugprims",
+        "_quantized",
+        "bundled",
+        "streams",
+        "fsdp",
+        "dtensor",
+        "symm_mem",
+        "_c10d_functional_autograd",
+        "_dtensor",
+        "profiler",
+        "cuda",
+        "export",
+        "nvprims",
+    ]
 )
 _LONGEST = 4000
 _SHORT = 200
@@ -140,9 +169,7 @@ class TraceReader:
         stack = tuple(place(f["path"], int(f["line"]), f["name"]) for f in _FRAME.finditer(user))
         stack = stack or from_summaries(_compat.user_stack())
         kind, text = _last_error(payload)
-        self._emit(
-            events.Failed(type=kind, text=text, stack=stack, messages=tuple(m.number for m in joined), **common)
-        )
+        self._emit(events.Failed(type=kind, text=text, stack=stack, messages=tuple(m.number for m in joined), **common))
 
     def _join(self, identity: str, payload: str, keep: bool = False) -> list[events.Message]:
         """The messages whose words the payload repeats, in the order in which they came; the last one if none does.
@@ -204,9 +231,11 @@ class TraceReader:
                 continue
             if " = " in line and "(" in line and not line.lstrip().startswith(("l_", "L_", "def ", "class ")):
                 ops += 1
-            for used in _OP.finditer(line):
-                if used["op"].partition(".")[0] not in OWN_NAMESPACES:
-                    uses.append(events.OpUse(op=used["op"].replace(".", "::", 1), location=here))
+            uses.extend(
+                events.OpUse(op=used["op"].replace(".", "::", 1), location=here)
+                for used in _OP.finditer(line)
+                if used["op"].partition(".")[0] not in OWN_NAMESPACES
+            )
         common = self._common(metadata)
         self._emit(
             events.Graph(
@@ -270,7 +299,7 @@ def _reason(payload: str) -> str:
 def _last_error(payload: str) -> tuple[str, str]:
     """Type and text of the error at the end of a traceback."""
     head = payload.partition("\nfrom user code:")[0].rstrip()
-    starts = [found for found in re.finditer(r"^(?P<type>[A-Za-z_][\w.]*)(?:: |$)", head, re.MULTILINE)]
+    starts = re.finditer(r"^(?P<type>[A-Za-z_][\w.]*)(?:: |$)", head, re.MULTILINE)
     typed = [found for found in starts if found["type"].rpartition(".")[2][:1].isupper()]
     if not typed:
         return "", head[-_LONGEST:]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import typer
 
 
@@ -12,7 +10,7 @@ def register(app: typer.Typer) -> None:
     app.command("rules")(rules)
 
 
-def rules(code: Optional[str] = typer.Argument(None, help="a code as OG101, or a kind as opaque-call")) -> None:
+def rules(code: str | None = typer.Argument(None, help="a code as OG101, or a kind as opaque-call")) -> None:
     """List every kind of finding, or print the page of one."""
     from rich.console import Console
     from rich.markdown import Markdown

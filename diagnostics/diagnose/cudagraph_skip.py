@@ -2,13 +2,14 @@
 
 What it is
 ----------
-With ``mode="reduce-overhead"`` torch records the launches of a graph once and replays them. It gives up where an input is
-mutated, where an op is marked unsafe or runs on the CPU, or where a size is dynamic; or it cuts the graph in partitions there.
+With ``mode="reduce-overhead"`` torch records the launches of a graph once and replays them. It gives up where an
+input is mutated, where an op is marked unsafe or runs on the CPU, or where a size is dynamic; or it cuts the graph in
+partitions there.
 
 Why it matters
 --------------
-It is no graph break and does not look like one: everything is compiled, only the launches come back. A small model loses what
-the mode was chosen for.
+It is no graph break and does not look like one: everything is compiled, only the launches come back. A small model
+loses what the mode was chosen for.
 
 Example
 -------
@@ -85,8 +86,12 @@ def _finding(story: Story, text: str, identity: str, times: int) -> Finding:
             text="return a new tensor in place of writing the input, or torch._dynamo.mark_static_address(input)",
             price="memory for one tensor",
         ),
-        "keep-on-device": Remedy(id="keep-on-device", text="move CPU tensors and host reads out of the region", price="none"),
-        "leave-it": Remedy(id="leave-it", text="keep it where the launches hide behind the device's work", price="none"),
+        "keep-on-device": Remedy(
+            id="keep-on-device", text="move CPU tensors and host reads out of the region", price="none"
+        ),
+        "leave-it": Remedy(
+            id="leave-it", text="keep it where the launches hide behind the device's work", price="none"
+        ),
     }
     order = ("make-functional", "leave-it") if mutated else ("keep-on-device", "leave-it") if cpu else tuple(remedies)
     return Finding(

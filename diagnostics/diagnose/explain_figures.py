@@ -28,9 +28,13 @@ def words(graphs: int, breaks: int, report: Report) -> str:
     if graphs == 0:
         reasons.append(f"it prints graphs minus one, which is {breaks} here")
     elif breaks > ours - skipped:
-        reasons.append("it counts graphs minus one, and one break in a called function ends the graph of every caller too")
+        reasons.append(
+            "it counts graphs minus one, and one break in a called function ends the graph of every caller too"
+        )
     elif breaks < ours - skipped:
-        reasons.append("it counts graphs minus one, and a break with no tensor operation before or after it makes no graph")
+        reasons.append(
+            "it counts graphs minus one, and a break with no tensor operation before or after it makes no graph"
+        )
     return "; ".join(reasons)
 
 

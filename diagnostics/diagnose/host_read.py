@@ -2,13 +2,13 @@
 
 What it is
 ----------
-``.item()``, ``.tolist()``, ``.cpu()`` and ``.numpy()``, ``int()`` or ``float()`` of a tensor, or a tensor given where an op's
-schema wants a number.
+``.item()``, ``.tolist()``, ``.cpu()`` and ``.numpy()``, ``int()`` or ``float()`` of a tensor, or a tensor given where
+an op's schema wants a number.
 
 Why it matters
 --------------
-The compiler knows shapes, not values, so the graph ends at the read. On a GPU the host also waits until everything queued
-before it has run.
+The compiler knows shapes, not values, so the graph ends at the read. On a GPU the host also waits until everything
+queued before it has run.
 
 Example
 -------
@@ -31,9 +31,8 @@ Remedies
 ``keep-on-device``
     Use the value as a tensor (arithmetic, ``torch.where``, an op with a tensor argument). Price: none.
 
-``torch._dynamo.config.capture_scalar_outputs = True`` (torch >= 2.11) keeps the graph whole with a symbol for the value; the
-wait for the device stays, and what is then sliced or viewed by that symbol is often the next break.
-"""
+``torch._dynamo.config.capture_scalar_outputs = True`` (torch >= 2.11) keeps the graph whole with a symbol for the
+value; the wait for the device stays, and what is then sliced or viewed by that symbol is often the next break."""
 
 from __future__ import annotations
 
@@ -92,8 +91,8 @@ def _tensor_for_number(incident: Incident, found: re.Match[str]) -> Verdict:
     )
     return Verdict(
         kind=KIND,
-        message=f"{found['op']} is given a tensor for its {found['type']} argument {found['argument']!r}. Eager reads the "
-        "value silently; the compiler has no value to read, so the compile fails.",
+        message=f"{found['op']} is given a tensor for its {found['type']} argument {found['argument']!r}. Eager reads "
+        "the value silently; the compiler has no value to read, so the compile fails.",
         location=incident.location,
         key=(KIND, incident.location.path, incident.location.line),
         severity="error",

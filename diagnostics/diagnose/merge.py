@@ -8,12 +8,22 @@ from opgraft.diagnostics.diagnose.gather import sort_key
 from opgraft.diagnostics.model import CheckResult, Finding, Report
 
 _FOLLOWS = frozenset(
-    "missing-fake other-break recompile fake-specializes host-code host-read data-dependent-shape opaque-call".split()
+    [
+        "missing-fake",
+        "other-break",
+        "recompile",
+        "fake-specializes",
+        "host-code",
+        "host-read",
+        "data-dependent-shape",
+        "opaque-call",
+    ]
 )
 
 
 def merge(report: Report, findings: tuple[Finding, ...], checks: tuple[CheckResult, ...]) -> Report:
-    """The doctor's findings first. One of the run's that follows from an op's fault is evidence in it, not beside it."""
+    """The doctor's findings first. One of the run's that follows from an op's fault is evidence in it, not beside
+    it."""
     extra = list(findings)
     kept = []
     for seen in report.findings:

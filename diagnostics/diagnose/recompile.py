@@ -2,13 +2,13 @@
 
 What it is
 ----------
-A guard that the compiled code rests on failed: a size, a Python number, a flag, a dtype or an object changed between calls, and
-the frame was compiled once more for the new value.
+A guard that the compiled code rests on failed: a size, a Python number, a flag, a dtype or an object changed between
+calls, and the frame was compiled once more for the new value.
 
 Why it matters
 --------------
-A compile takes seconds, a step takes milliseconds. After 8 compiles of one frame torch gives up and runs it in eager, with no
-more than a line in the log.
+A compile takes seconds, a step takes milliseconds. After 8 compiles of one frame torch gives up and runs it in eager,
+with no more than a line in the log.
 
 Example
 -------
@@ -31,8 +31,9 @@ Mended
 Remedies
 --------
 ``mark-dynamic``
-    ``torch._dynamo.mark_dynamic(x, 0)`` before the first call, or ``torch.compile(dynamic=True)``, for a size. A number that
-    changes is given as a tensor; a flag as two compiled functions. torch >= 2.11. Price: more general, slightly slower code.
+    ``torch._dynamo.mark_dynamic(x, 0)`` before the first call, or ``torch.compile(dynamic=True)``, for a size. A
+    number that changes is given as a tensor; a flag as two compiled functions. torch >= 2.11. Price: more general,
+    slightly slower code.
 ``use-symint``
     Where an op or its fake turns the size into a constant: ``SymInt`` in the schema, no ``int()`` in the fake.
 """
@@ -53,7 +54,10 @@ from opgraft.diagnostics.model import Callee, Counts, Finding, Location, Remedy
 
 KIND = "recompile"
 LIMIT = ("Dynamo recompile limit exceeded", "Dynamo cache limit exceeded")
-_SIZE = re.compile(r"tensor '(?P<name>[^']+)' (?:size|stride) mismatch at index (?P<index>\d+)\. expected (?P<old>-?\d+), actual (?P<new>-?\d+)")
+_SIZE = re.compile(
+    r"tensor '(?P<name>[^']+)' (?:size|stride) mismatch at index (?P<index>\d+)\. "
+    r"expected (?P<old>-?\d+), actual (?P<new>-?\d+)"
+)
 _RESUME = re.compile(r"torch_dynamo_resume_in_\w+_at_(?P<line>\d+)")
 
 
@@ -99,7 +103,16 @@ def change(reason: str) -> str:
     if _SIZE.search(text):
         return "size"
     text = guard_words(reason)
-    for word in ("dtype", "requires_grad", "dispatch key", "device", "rank mismatch", "grad_mode", "Global state", "training"):
+    for word in (
+        "dtype",
+        "requires_grad",
+        "dispatch key",
+        "device",
+        "rank mismatch",
+        "grad_mode",
+        "Global state",
+        "training",
+    ):
         if word.lower() in text.lower():
             return word
     return re.sub(r"\d+(\.\d+)?", "#", text)[:120]
@@ -138,8 +151,12 @@ def _specialized(story: Story, group: Repeated) -> tuple[str, Location] | None:
     """The custom op whose call made a constant of the size that then changed, if that is what happened."""
     if group.category != "size":
         return None
-    names = {(found["name"], found["index"]) for event in group.events for text in event.reasons
-             if (found := _SIZE.search(text))}
+    names = {
+        (found["name"], found["index"])
+        for event in group.events
+        for text in event.reasons
+        if (found := _SIZE.search(text))
+    }
     compiles = {event.id.partition("/")[0] for event in group.events}
     for symbol in story.symbols:
         if symbol.id.partition("/")[0] not in compiles or not _is_source(symbol.sources, names):
@@ -170,11 +187,16 @@ def _specializes(story: Story, group: Repeated, op: str, place: Location) -> Fin
     )
     first = Remedy(
         id="use-symint",
-        text="write SymInt for every size-like argument in the schema" if narrow else "keep sizes symbolic: SymInt in the "
-        "schema, no int() or comparison of sizes in the fake",
+        text="write SymInt for every size-like argument in the schema"
+        if narrow
+        else "keep sizes symbolic: SymInt in the schema, no int() or comparison of sizes in the fake",
         price="none",
     )
-    second = Remedy(id="fix-fake", text="in the fake use x.shape[i] as it is, without int(), .item() or branches on it", price="none")
+    second = Remedy(
+        id="fix-fake",
+        text="in the fake use x.shape[i] as it is, without int(), .item() or branches on it",
+        price="none",
+    )
     return Finding(
         kind="fake-specializes",
         code=KINDS["fake-specializes"].code,
@@ -221,9 +243,16 @@ def _mark_dynamic(category: str) -> Remedy:
         "grad_mode": "call the region with and without gradients as two compiled functions, or warm both up",
         "training": "compile the model for training and for evaluation apart, or warm both up",
         "dtype": "give the region one dtype, or warm every dtype up",
-    }.get(category, "give a number that changes as a tensor, or keep it constant; for a size use torch._dynamo.mark_dynamic")
+    }.get(
+        category,
+        "give a number that changes as a tensor, or keep it constant; for a size use torch._dynamo.mark_dynamic",
+    )
     return Remedy(id="mark-dynamic", text=text, price="more general code, sometimes slightly slower")
 
 
 def _use_symint() -> Remedy:
-    return Remedy(id="use-symint", text="where an op makes a constant of the size: SymInt in its schema, no int() in its fake", price="none")
+    return Remedy(
+        id="use-symint",
+        text="where an op makes a constant of the size: SymInt in its schema, no int() in its fake",
+        price="none",
+    )

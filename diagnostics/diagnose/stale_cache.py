@@ -2,13 +2,13 @@
 
 What it is
 ----------
-torch's compile caches know an op by its name. A change of its schema, its ``mutates_args``, its fake or its Python backward does
-not change their keys, so code that was compiled for the old registration runs again.
+torch's compile caches know an op by its name. A change of its schema, its ``mutates_args``, its fake or its Python
+backward does not change their keys, so code that was compiled for the old registration runs again.
 
 Why it matters
 --------------
-The correction of a wrong registration has no effect, silently: the old wrong result comes back. Diagnosis and benchmarks are
-misled in the same way.
+The correction of a wrong registration has no effect, silently: the old wrong result comes back. Diagnosis and
+benchmarks are misled in the same way.
 
 Example
 -------
@@ -29,11 +29,13 @@ Mended
 Remedies
 --------
 ``clear-cache``
-    Delete the cache folder after changing a registration, or run once with ``TORCHINDUCTOR_FORCE_DISABLE_CACHES=1``. torch >=
-    2.11. Price: one cold compile.
+    Delete the cache folder after changing a registration, or run once with ``TORCHINDUCTOR_FORCE_DISABLE_CACHES=1``.
+    torch >= 2.11. Price: one cold compile.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 from opgraft.diagnostics.diagnose.story import Story
 from opgraft.diagnostics.kinds import KINDS
@@ -47,7 +49,7 @@ def conclude(story: Story) -> list[Finding]:
     found = []
     for op in {event.op for event in story.registered}:
         changes = [event for event in story.registered if event.op == op]
-        changed = next((b for a, b in zip(changes, changes[1:]) if a.schema != b.schema), None)
+        changed = next((b for a, b in pairwise(changes) if a.schema != b.schema), None)
         if changed is None:
             continue
         hit = next((h for h in story.hits if h.op == op and h.t > changed.t), None)
@@ -59,8 +61,9 @@ def conclude(story: Story) -> list[Finding]:
                 kind=KIND,
                 code=KINDS[KIND].code,
                 severity="error",
-                message=f"The compiled code of a graph with {op} came out of the {hit.cache.replace('_', ' ')}, although the op "
-                "has been registered anew with another schema: the cache knows ops by name alone, so the old code runs.",
+                message=f"The compiled code of a graph with {op} came out of the {hit.cache.replace('_', ' ')}, "
+                "although the op has been registered anew with another schema: the cache knows ops by name, so the old "
+                "code runs.",
                 location=place,
                 sites=(place,),
                 stack=(place,),

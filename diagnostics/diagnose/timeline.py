@@ -76,10 +76,13 @@ def regions(story: Story, findings: dict[str, int]) -> tuple[Region, ...]:
 
 
 def explain_would_say(story: Story) -> tuple[int, int]:
-    """Graphs, and graphs minus one for every compiled callable, as ``torch._dynamo.explain`` counts one call of each."""
+    """Graphs, and graphs minus one for every compiled callable, as ``torch._dynamo.explain`` counts one call of
+    each."""
     first = [frame for frame in story.frames.values() if frame.id.endswith("/0") and frame.function]
     graphs = sum(1 for frame in first if frame.graphs)
-    roots = sum(1 for frame in first if not is_resume(frame.function) and (frame.path, frame.function) not in story.inlined)
+    roots = sum(
+        1 for frame in first if not is_resume(frame.function) and (frame.path, frame.function) not in story.inlined
+    )
     return graphs, graphs - max(1, roots)
 
 

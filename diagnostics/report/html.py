@@ -1,4 +1,5 @@
-"""The report as one HTML file that needs nothing else: no network, no fonts, a few lines of script for keys and filters."""
+"""The report as one HTML file that needs nothing else: no network, no fonts, a few lines of script for keys and
+filters."""
 
 from __future__ import annotations
 
@@ -10,8 +11,7 @@ from typing import Any
 
 from opgraft.diagnostics.model import Finding, Location, Region, Report
 from opgraft.diagnostics.report.files import write_atomically
-from opgraft.diagnostics.report.terminal import count_words
-from opgraft.diagnostics.report.terminal import count, duration, explain_line, nothing
+from opgraft.diagnostics.report.terminal import count, count_words, duration, ending, explain_line, nothing
 
 _MOST_BARS = 400
 _SEVERITIES = ("error", "warning", "note")
@@ -69,7 +69,7 @@ def to_html(report: Report) -> str:
         report=report,
         title=f"opgraft · {command}" if command else "opgraft report",
         heading=command or "opgraft report",
-        ended=_ended(report),
+        ended=ending(report),
         tiles=_tiles(report),
         explain_line=explain_line(report),
         bars=bars,
@@ -98,14 +98,6 @@ def _part(module: str, function: str, part: Any) -> Any:
     return markupsafe.Markup(render(part))
 
 
-def _ended(report: Report) -> str:
-    run = report.run
-    if run is None or run.ended == "ok":
-        return ""
-    words = {"exit": f"ended with exit code {run.exit_code}", "interrupt": "interrupted", "timeout": "timed out"}
-    return words.get(run.ended, f"ended by {run.detail or run.ended}")
-
-
 def _tiles(report: Report) -> list[Tile]:
     tiles = []
     run = report.run
@@ -113,7 +105,9 @@ def _tiles(report: Report) -> list[Tile]:
         if run.step_us is not None:
             tiles.append(Tile(duration(run.step_us), "a step"))
         tiles.append(Tile(str(run.graphs), "graphs" if run.graphs != 1 else "graph"))
-        tiles.append(Tile(str(run.gaps), "gaps in eager" if run.gaps != 1 else "gap in eager", "warn" if run.gaps else ""))
+        tiles.append(
+            Tile(str(run.gaps), "gaps in eager" if run.gaps != 1 else "gap in eager", "warn" if run.gaps else "")
+        )
         if run.frames_skipped:
             label = "frames never compiled" if run.frames_skipped != 1 else "frame never compiled"
             tiles.append(Tile(str(run.frames_skipped), label, "bad"))
@@ -126,7 +120,9 @@ def _tiles(report: Report) -> list[Tile]:
 
 def _bar(region: Region, scaled: bool) -> Bar:
     where = f"{region.location.path}:{region.location.line}" if region.location is not None else ""
-    name = {"graph": region.name, "gap": "gap in eager", "skipped-frame": f"{region.name} (never compiled)"}[region.kind]
+    name = {"graph": region.name, "gap": "gap in eager", "skipped-frame": f"{region.name} (never compiled)"}[
+        region.kind
+    ]
     time = duration(region.us_per_step) if region.us_per_step is not None else ""
     title = ", ".join(words for words in (name, where, time) if words)
     weight = region.us_per_step if scaled and region.us_per_step is not None else 0.0 if scaled else 1.0
@@ -149,10 +145,13 @@ def _card(found: Finding) -> Card:
     callee = found.callee
     owner = ""
     if callee is not None:
-        owner = callee.distribution if callee.distribution not in ("", "unknown") else f"{callee.owner}, package unknown"
+        owner = (
+            callee.distribution if callee.distribution not in ("", "unknown") else f"{callee.owner}, package unknown"
+        )
     return Card(
         found=found,
-        where=f"{found.location.path}:{found.location.line}" + (f" in {found.location.function}" if found.location.function else ""),
+        where=f"{found.location.path}:{found.location.line}"
+        + (f" in {found.location.function}" if found.location.function else ""),
         callee=callee.name if callee is not None else "",
         owner=owner,
         counts=count_words(found),

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from opgraft.diagnostics.model import Finding, Report
 from opgraft.diagnostics.report.files import write_atomically
-from opgraft.diagnostics.report.terminal import count_words
-from opgraft.diagnostics.report.terminal import headline
-from opgraft.diagnostics.report.terminal import explain_line, nothing
+from opgraft.diagnostics.report.terminal import count_words, ending, explain_line, headline, nothing
 
 
 def write_markdown(report: Report, path: Path | str) -> None:
@@ -20,6 +18,8 @@ def write_markdown(report: Report, path: Path | str) -> None:
 def to_markdown(report: Report) -> str:
     """Headline, then a section a finding. Text of the run is escaped or fenced."""
     parts = [f"## opgraft\n\n{escape(headline(report).plain)}"]
+    if ending(report):
+        parts.append(escape(ending(report)))
     if explain_line(report):
         parts.append(escape(explain_line(report)))
     parts += [_section(found) for found in report.findings] or [nothing(report).plain]

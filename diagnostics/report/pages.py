@@ -1,4 +1,5 @@
-"""The pages of ``opgraft rules`` and ``docs/rules/``: the docstrings of the rule and check files, read without importing them."""
+"""The pages of ``opgraft rules`` and ``docs/rules/``: the docstrings of the rule and check files, read without
+importing them."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def markdown(shown: Page) -> str:
     title = shown.title.rstrip(".")
     if not title.startswith(shown.kind.code):
         title = f"{shown.kind.code} {shown.kind.name}: {title[:1].lower()}{title[1:]}"
-    return f"# {title}\n\n{_headings(shown.text)}\n\nRemedies a finding may carry: {', '.join(f'`{r}`' for r in shown.kind.remedies)}.\n"
+    remedies = ", ".join(f"`{name}`" for name in shown.kind.remedies)
+    return f"# {title}\n\n{_headings(shown.text)}\n\nRemedies a finding may carry: {remedies}.\n"
 
 
 def write_docs(folder: Path) -> tuple[Path, ...]:

@@ -60,7 +60,9 @@ def _result(found: Finding, codes: list[str]) -> dict[str, Any]:
     }
     if found.location.path:
         result["locations"] = [_location(found.location)]
-        result["partialFingerprints"] = {"opgraft/v1": f"{found.code}:{Path(found.location.path).name}:{found.location.text.strip()}"}
+        result["partialFingerprints"] = {
+            "opgraft/v1": f"{found.code}:{Path(found.location.path).name}:{found.location.text.strip()}"
+        }
     others = [site for site in found.sites if site != found.location]
     if others:
         result["relatedLocations"] = [_location(site) for site in others]

@@ -16,13 +16,14 @@ _STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _WORD = {"error": "ERROR", "warning": "WARN ", "note": "NOTE "}
 
 
-def print_report(
-    report: Report, *, console: Console | None = None, verbose: bool = False, notes: bool = False
-) -> None:
+def print_report(report: Report, *, console: Console | None = None, verbose: bool = False, notes: bool = False) -> None:
     """Prints the report. ``verbose`` adds stacks, torch's own messages and evidence; ``notes`` shows what is no more
     than a note."""
     console = console or Console()
     console.print(headline(report))
+    ended = ending(report)
+    if ended:
+        console.print(Text(ended, style="yellow"))
     said = explain_line(report)
     if said:
         console.print(Text(said, style="dim"))
@@ -73,6 +74,21 @@ def headline(report: Report) -> Text:
     return line
 
 
+def ending(report: Report) -> str:
+    """How the run ended, where it did not end well; the report holds what was seen up to there."""
+    run = report.run
+    if run is None or run.ended == "ok" or (run.ended == "exit" and run.exit_code == 0):
+        return ""
+    words = {
+        "exit": f"The program ended with exit code {run.exit_code}",
+        "exception": f"The program ended with {run.detail}" if run.detail else "The program ended with an exception",
+        "signal": f"The program was ended by {run.detail or 'a signal'}",
+        "interrupt": "The program was interrupted",
+        "timeout": "The program ran out of time",
+    }[run.ended]
+    return f"{words}; this is what was seen up to there."
+
+
 def explain_line(report: Report) -> str:
     """What torch's own explain says and why it differs, "" where it agrees."""
     figures = report.explain
@@ -86,7 +102,8 @@ def explain_line(report: Report) -> str:
 def nothing(report: Report) -> Text:
     """What to say where there is no finding."""
     if report.run is not None and report.run.graphs == 0:
-        return Text("Nothing was compiled in this run.")
+        words = "Nothing was compiled in this run."
+        return Text(f"{words} {report.run.advice}" if report.run.advice else words)
     return Text("No graph breaks, no failed compiles.", style="green")
 
 
@@ -126,7 +143,9 @@ def _print_details(found: Finding, console: Console) -> None:
         text = f"    {shown_path(frame.path)}:{frame.line} in {frame.function}   {frame.text.strip()}"
         console.print(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
     for cause in found.causes:
-        console.print(_bulleted("", Text(f"torch: {cause.gb_type} — {' '.join(cause.context.split())[:200]}", style="dim")))
+        console.print(
+            _bulleted("", Text(f"torch: {cause.gb_type} — {' '.join(cause.context.split())[:200]}", style="dim"))
+        )
     for line in found.evidence:
         console.print(_bulleted("·", Text(line, style="dim")))
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from opgraft import diagnostics as dx
 from torch import nn
+
+from opgraft import diagnostics as dx
 
 pytestmark = pytest.mark.core
 x = torch.randn(4, 4)
@@ -57,7 +58,7 @@ def under_context(x: torch.Tensor) -> torch.Tensor:
     with Managed():
         x = x.sin()
         torch._dynamo.graph_break()
-        x = x.cos()
+        x.cos_()
     return x
 
 
@@ -66,7 +67,7 @@ def in_try(x: torch.Tensor) -> torch.Tensor:
         x = x.sin()
         torch._dynamo.graph_break()
     finally:
-        x = x.cos()
+        x.cos_()
     return x
 
 
@@ -112,7 +113,8 @@ def methods(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Row:
-    """``events`` breaks are met while one call compiles, on ``sites`` source lines; ``skipped`` frames never compile."""
+    """``events`` breaks are met while one call compiles, on ``sites`` source lines; ``skipped`` frames never
+    compile."""
 
     name: str
     function: Callable[[torch.Tensor], torch.Tensor]

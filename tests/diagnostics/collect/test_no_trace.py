@@ -1,4 +1,5 @@
-"""The hooks leave no trace: loggers, handlers, wrapped functions, counters and config are as before, whatever happened."""
+"""The hooks leave no trace: loggers, handlers, wrapped functions, counters and config are as before, whatever
+happened."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import torch
 import torch._dynamo.convert_frame
 import torch._dynamo.exc
 import torch._dynamo.output_graph
+
 from opgraft import diagnostics as dx
 
 pytestmark = pytest.mark.core
@@ -27,7 +29,13 @@ def broken(x: torch.Tensor) -> torch.Tensor:
 
 def state() -> dict[str, Any]:
     loggers = {
-        name: (logger.level, tuple(map(id, logger.handlers)), logger.propagate, tuple(map(id, logger.filters)), logger.disabled)
+        name: (
+            logger.level,
+            tuple(map(id, logger.handlers)),
+            logger.propagate,
+            tuple(map(id, logger.filters)),
+            logger.disabled,
+        )
         for name, logger in logging.root.manager.loggerDict.items()
         if isinstance(logger, logging.Logger) and name.startswith("torch")
     }
