@@ -17,7 +17,7 @@ from opgraft.diagnostics.measure.request import Request
 
 Progress = Callable[[str, float], None]
 
-_ARM_STAGE = re.compile(r"^(?:compiling|running) (?P<arm>.+?)(?: again.*)?$")
+_ARM_STAGE = re.compile(r"^(?:compiling (?P<arm>.+?)(?: again, caches off)?|running (?P<eager>eager))$")
 
 
 @dataclass
@@ -49,18 +49,14 @@ def run(
     total = processes + (1 if ledger else 0)
     out: tuple[str, ...] = ()
     done = 0
+    checking = True
     while done < processes:
-        first = not found.readings
+        first = not found.readings and checking
         task = msgspec.structs.replace(request, task="time", check=first, alone=first, seed=done, leave_out=out)
-        answer = ask(
-            task,
-            Reading,
-            limit=limit,
-            progress=_part(tell, done, total, f"process {done + 1} of {processes}: "),
-            fresh=fresh,
-        )
-        done += 1
+        stage = _part(tell, done, total, f"process {done + 1} of {processes}: ")
+        answer = ask(task, Reading, limit=limit, progress=stage, fresh=fresh)
         if isinstance(answer, Reading):
+            done += 1
             found.readings.append(answer)
             if done >= statistics.LEAST_PROCESSES and done < processes and sure(found.readings):
                 found.stopped = f"every verdict was sure after {done} processes"
@@ -68,15 +64,18 @@ def run(
             continue
         arm = _arm_of(answer)
         found.problems.append(_died(answer, arm))
-        if arm in (None, BASELINE, TWIN, "eager") or arm in out:
-            if first:
-                found.stopped = "the first process ended without an answer"
+        if arm not in (None, BASELINE, TWIN) and arm not in out:
+            # The arm that ended the process is left out from here on, and the same process is asked again.
+            out = (*out, str(arm))
+        elif first and arm is None:
+            # What the checks need (the op in eager, the op alone) ends the process: the arms may still run.
+            checking = False
+            found.problems.append(_unchecked(answer))
+        else:
+            done += 1
+            if not found.readings:
+                found.stopped = "no process came back"
                 return found
-            continue
-        # The arm that ended the process is left out from here on, and the same process is asked again.
-        assert arm is not None
-        out = (*out, arm)
-        done -= 1
     if not found.stopped:
         blocks = sum(len(r.series.blocks) for r in found.readings if r.series is not None)
         found.stopped = f"the time was used up, after {blocks} blocks in {len(found.readings)} processes"
@@ -103,7 +102,7 @@ def _part(tell: Progress, index: int, total: int, prefix: str) -> Progress:
 
 def _arm_of(ended: Ended) -> str | None:
     matched = _ARM_STAGE.match(ended.stage)
-    return matched["arm"] if matched else None
+    return (matched["arm"] or matched["eager"]) if matched else None
 
 
 def _died(ended: Ended, arm: str | None, what: str = "a measuring process") -> Problem:
@@ -118,6 +117,13 @@ def _died(ended: Ended, arm: str | None, what: str = "a measuring process") -> P
     lines = [line for line in ended.output.splitlines() if line.strip()]
     last = f": {lines[-1].strip()[:200]}" if lines and "exit code" in ended.how else ""
     return Problem(about="process-failed", message=f"{what} {ended.how} {where}{last}", evidence=tuple(lines[-6:]))
+
+
+def _unchecked(ended: Ended) -> Problem:
+    return Problem(
+        about="not-checked",
+        message=f"values were not checked and the op was not timed alone, since the process {ended.how} while {ended.stage}",
+    )
 
 
 def _with_failed(reading: Reading, problems: list[Problem], out: tuple[str, ...]) -> Reading:
