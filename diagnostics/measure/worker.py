@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
     tell("building the model", 0.0)
     try:
         subject = subject_for(request)
+        tell("looking for the ops", 0.02)
         question = question_for(request, subject)
     except (LookupError, TypeError, FileNotFoundError) as error:
         _write(result_file, msgspec.json.encode(Refused(refused=str(error))))

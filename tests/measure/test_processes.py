@@ -36,7 +36,13 @@ def test_a_process_gives_its_reading_and_the_run_its_report() -> None:
 
 
 def test_an_op_that_ends_the_process_is_a_finding_and_the_compilers_arm_is_kept() -> None:
-    found = campaign.run(request("build_fatal", arms=("op",)), processes=1, limit=300, ledger=False, fresh=False)
+    found = campaign.run(
+        request("build_fatal", ops=("measuretest::fatal",), arms=("op",)),
+        processes=1,
+        limit=300,
+        ledger=False,
+        fresh=False,
+    )
     # In eager the op ends the checks, compiled it ends its arm.
     assert [p.about for p in found.problems] == ["process-failed", "not-checked", "arm-failed"]
     assert all("SIGABRT" in p.message for p in found.problems)
