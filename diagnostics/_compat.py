@@ -1,7 +1,8 @@
-"""Every probe of a private torch name of the diagnostics, and nothing else. A missing name takes one part away, by name.
+"""Every probe of a private torch name of the diagnostics, and nothing else. A missing name takes one part away, by
+name.
 
-Nothing here imports ``torch._dynamo`` before the watched program does: what needs it returns ``None`` until it is there.
-"""
+Nothing here imports ``torch._dynamo`` before the watched program does: what needs it returns ``None`` until it is
+there."""
 
 from __future__ import annotations
 

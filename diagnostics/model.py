@@ -125,6 +125,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     graphs: int = 0
     gaps: int = 0
     frames_skipped: int = 0
+    advice: str = ""
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +182,16 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     unexplained_share: float | None = None
 
 
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """An arm's step foretold from isolated times and one compiled graph, beside the measured one; ``error`` is
+    predicted over measured, less 1."""
+
+    arm: str
+    predicted_us: float
+    measured_us: float | None = None
+    error: float | None = None
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The result of ``compare``: arms with verdicts, the noise floor, the ledgers, and a sentence to act on."""
 
@@ -192,6 +203,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     copy_bytes_per_second: float | None = None
     kernel_share_of_copy: float | None = None
     ledgers: tuple[Ledger, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
     sentence: str = ""
     stopped_because: str = ""
     environment: dict[str, str] = {}

@@ -27,3 +27,21 @@ def add_tags(op: torch._ops.OpOverload, *names: str) -> tuple[str, ...]:
 def is_dtensor(value: Any) -> bool:
     """True for a DTensor, without importing torch.distributed.tensor."""
     return type(value).__name__ == "DTensor" and type(value).__module__.startswith("torch.distributed")
+
+
+# Excludes the autograd keys on this thread while it lives: what torch itself does around a kernel. None where missing.
+below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+
+
+_functorch: Any = getattr(torch._C, "_functorch", None)
+
+
+def is_transformed() -> bool:
+    """True where a derivative is taken by a transform that ``torch.library.register_autograd`` cannot serve:
+    forward mode (``torch.func.jvp``, ``torch.autograd.forward_ad``) or ``torch.func.grad`` at any level."""
+    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
+        return True
+    if _functorch is None or _functorch.maybe_current_level() is None:
+        return False
+    stack = _functorch.get_interpreter_stack() or ()
+    return any(level.key() in (_functorch.TransformType.Grad, _functorch.TransformType.Jvp) for level in stack)

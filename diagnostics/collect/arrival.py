@@ -1,7 +1,7 @@
 """Calls back when a module has been imported: at once if it is there, else right after the program imports it.
 
-The watched program must import torch itself, when and how it wants: environment variables that it sets before that count.
-"""
+The watched program must import torch itself, when and how it wants: environment variables that it sets before that
+count."""
 
 from __future__ import annotations
 

@@ -57,11 +57,10 @@ def argument(variable: Any, keyword: str = "") -> Argument:
     """One argument as the tracer saw it."""
     kind = type(variable).__name__
     if kind.startswith("Lazy"):
-        try:
-            variable = variable.realize() if variable.is_realized() else variable
-            kind = type(variable).__name__
-        except Exception:
-            return Argument(type=kind, keyword=keyword)
+        if not variable.is_realized():
+            return _plain(getattr(getattr(variable, "_cache", None), "value", None), keyword)
+        variable = variable.realize()
+        kind = type(variable).__name__
     if "TensorVariable" in {base.__name__ for base in type(variable).__mro__}:
         return Argument(
             type="Tensor",
@@ -76,6 +75,19 @@ def argument(variable: Any, keyword: str = "") -> Argument:
         return Argument(type="Tensor[]", keyword=keyword)
     if value is None:
         return Argument(type="NoneType" if kind == "ConstantVariable" else kind, keyword=keyword)
+    return Argument(type=type(value).__name__, keyword=keyword)
+
+
+def _plain(value: Any, keyword: str) -> Argument:
+    """An argument that the tracer has not looked at yet: the Python value itself."""
+    if any(base.__name__ == "Tensor" and base.__module__ == "torch" for base in type(value).__mro__):
+        return Argument(
+            type="Tensor",
+            dtype=str(value.dtype).replace("torch.", ""),
+            shape=tuple(int(size) for size in value.shape),
+            requires_grad=bool(value.requires_grad),
+            keyword=keyword,
+        )
     return Argument(type=type(value).__name__, keyword=keyword)
 
 
@@ -102,7 +114,8 @@ def _name(subject: Any) -> str:
 
 
 def _module(subject: Any) -> str:
-    """The module that a reader would import: pybind11 functions and bound builtins know theirs only through ``__self__``."""
+    """The module that a reader would import: pybind11 functions and bound builtins know theirs only through
+    ``__self__``."""
     module = getattr(subject, "__module__", None)
     owner = getattr(subject, "__self__", None)
     if isinstance(subject, BuiltinFunctionType) and isinstance(owner, ModuleType):
@@ -128,8 +141,8 @@ def _is_native(subject: Any) -> bool:
         return not subject.__flags__ & (1 << 9) or subject.__module__ in ("builtins", "_ctypes")
     if isinstance(subject, BuiltinFunctionType):
         return True
-    call = getattr(type(subject), "__call__", None)
-    return not isinstance(call, FunctionType)
+    calls = [vars(base)["__call__"] for base in type(subject).__mro__ if "__call__" in vars(base)]
+    return not (calls and isinstance(calls[0], FunctionType))
 
 
 def _signature_line(subject: Any) -> str:

@@ -1,9 +1,8 @@
 """Runs the user's program in this process, as ``python`` would, and streams what the hooks see to a file.
 
-Started as a file, never imported: ``python child.py EVENTS RECORDING KIND TARGET [ARGS...]`` with KIND ``script``, ``module``
-or ``function``. It imports of this package what collects, not ``opgraft`` itself: that would import torch before the program
-has set up its environment.
-"""
+Started as a file, never imported: ``python child.py EVENTS RECORDING KIND TARGET [ARGS...]`` with KIND ``script``,
+``module`` or ``function``. It imports of this package what collects, not ``opgraft`` itself: that would import torch
+before the program has set up its environment."""
 
 from __future__ import annotations
 
@@ -40,8 +39,11 @@ def _leave() -> None:
             if loaded is not None and not hasattr(module, part):
                 setattr(module, part, loaded)
 
+    def forget(module: Any) -> None:
+        sys.modules.pop("opgraft.diagnostics", None)
+
     sys.modules["opgraft.diagnostics"] = placeholder
-    arrival.when_imported("opgraft", lambda _: sys.modules.pop("opgraft.diagnostics", None))
+    arrival.when_imported("opgraft", forget)
     arrival.when_imported("opgraft.diagnostics", bind)
 
 
@@ -54,28 +56,44 @@ def main() -> None:
 
     recorder = Recorder(StreamFile(Path(events)), (target, *arguments))
     recorder.start()
-    if recording:
-        _record_ops(Path(recording))
+    check_ops = _record_ops(Path(recording)) if recording else _nothing
     _leave()
     ended: dict[str, Any] = {"exit_code": 0, "how": "ok", "detail": ""}
-    atexit.register(lambda: recorder.stop(**ended))
-    run(kind, target, arguments, recorder, ended)
+    open_ = [True]
+
+    def finish() -> None:
+        if open_:
+            open_.clear()
+            recorder.stop(**ended)
+            check_ops()
+
+    atexit.register(finish)
+    try:
+        run(kind, target, arguments, recorder, ended)
+    finally:
+        # Not only at exit: the finalizers of torch.library.Library, which run first there, take the ops away.
+        finish()
 
 
-def _record_ops(recording: Path) -> None:
-    """Lets the doctor record the calls of custom ops; without its part the run is only watched."""
+def _nothing() -> None:
+    return
+
+
+def _record_ops(recording: Path) -> Callable[[], None]:
+    """Lets the doctor record the calls of custom ops, and check them at the end; without its part the run is only
+    watched."""
     if importlib.util.find_spec("opgraft.diagnostics.conform.record") is None:
-        return
+        return _nothing
     try:
         from opgraft.diagnostics.conform.record import install
     except ImportError:
-        return
+        return _nothing
     try:
         stop: Callable[[], None] = install(recording)
     except Exception as error:
         print(f"opgraft: the calls of custom ops are not recorded: {error}", file=sys.stderr)
-        return
-    atexit.register(stop)
+        return _nothing
+    return stop
 
 
 if __name__ == "__main__":

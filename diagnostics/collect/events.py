@@ -1,14 +1,13 @@
 """What the hooks yield: plain data that can be saved as JSON lines, loaded again and diagnosed without torch.
 
-A stream is in the order in which things happened. ``id`` is torch's compile id, ``frame/compile`` as in ``3/0`` ("" where
-torch names none), ``attempt`` counts the restarts of one compile, ``t`` is seconds of a clock that never goes back.
-"""
+A stream is in the order in which things happened. ``id`` is torch's compile id, ``frame/compile`` as in ``3/0`` (""
+where torch names none), ``attempt`` counts the restarts of one compile, ``t`` is seconds of a clock that never goes
+back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Union
 
 import msgspec
 
@@ -29,8 +28,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
 
 
 class Began(Event, frozen=True, kw_only=True, tag="began", omit_defaults=True):
-    """The head of a stream. ``missing`` names the hooks that this torch does not have, ``prefixes`` the folders of torch
-    and the standard library, which a reader cannot change."""
+    """The head of a stream. ``missing`` names the hooks that this torch does not have, ``prefixes`` the folders of
+    torch and the standard library, which a reader cannot change."""
 
     stream: int = STREAM
     opgraft: str = ""
@@ -50,7 +49,8 @@ class CompileBegan(Event, frozen=True, kw_only=True, tag="compile-began", omit_d
 
 
 class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One argument of a call, as the tracer saw it: ``type`` is ``Tensor``, a Python type's name, or the tracer's own."""
+    """One argument of a call, as the tracer saw it: ``type`` is ``Tensor``, a Python type's name, or the tracer's
+    own."""
 
     type: str
     dtype: str = ""
@@ -62,8 +62,8 @@ class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Called(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the tracer was calling when it gave up: the object's own names, where it lives and who ships it.
 
-    ``native`` says that it has no Python code of its own. ``file`` is the module's file, or that of the function's code.
-    """
+    ``native`` says that it has no Python code of its own. ``file`` is the module's file, or that of the function's
+    code."""
 
     name: str = ""
     module: str = ""
@@ -79,11 +79,12 @@ class Called(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Message(Event, frozen=True, kw_only=True, tag="message", omit_defaults=True):
-    """One message of the tracer, with the user's stack at that moment, outermost first. Not every message ends in a break.
+    """One message of the tracer, with the user's stack at that moment, outermost first. Not every message ends in a
+    break.
 
-    ``instruction`` is the name of the bytecode instruction that was being traced; ``function_class`` is the class of the
-    ``autograd.Function`` being traced and ``phase`` its ``forward`` or ``backward``, "" outside.
-    """
+    ``instruction`` is the name of the bytecode instruction that was being traced; ``function_class`` is the class of
+    the ``autograd.Function`` being traced and ``phase`` its ``forward`` or ``backward``, "" outside. ``inner`` are
+    frames that an op ran in Python on fake tensors when it failed, outermost first: its body or its fake."""
 
     number: int
     gb_type: str
@@ -95,11 +96,12 @@ class Message(Event, frozen=True, kw_only=True, tag="message", omit_defaults=Tru
     called: Called | None = None
     phase: str = ""
     function_class: str = ""
+    inner: tuple[Location, ...] = ()
 
 
 class Broke(Event, frozen=True, kw_only=True, tag="broke", omit_defaults=True):
-    """A graph break. ``messages`` are the numbers of the messages that led to it, root cause first. ``skipped`` says that
-    the whole frame falls back to eager."""
+    """A graph break. ``messages`` are the numbers of the messages that led to it, root cause first. ``skipped`` says
+    that the whole frame falls back to eager."""
 
     location: Location
     reason: str = ""
@@ -156,10 +158,15 @@ class CompileEnded(Event, frozen=True, kw_only=True, tag="compile-ended", omit_d
 
 
 class Recompiled(Event, frozen=True, kw_only=True, tag="recompiled", omit_defaults=True):
-    """A frame is compiled again. ``reasons`` are torch's texts, one an older entry of the cache, the newest first."""
+    """A frame is compiled again. ``reasons`` are torch's texts, one an older entry of the cache, the newest first.
+
+    ``place`` is where the code of the frame first uses the value whose guard failed, ``function`` the frame's own name.
+    """
 
     reasons: tuple[str, ...] = ()
-    stack: tuple[Location, ...] = ()
+    place: Location | None = None
+    function: str = ""
+    path: str = ""
 
 
 class Symbol(Event, frozen=True, kw_only=True, tag="symbol", omit_defaults=True):
@@ -170,7 +177,6 @@ class Symbol(Event, frozen=True, kw_only=True, tag="symbol", omit_defaults=True)
     value: str = ""
     reason: str = ""
     stack: tuple[Location, ...] = ()
-    op: str = ""
 
 
 class CudagraphsSkipped(Event, frozen=True, kw_only=True, tag="cudagraphs-skipped", omit_defaults=True):
@@ -252,24 +258,24 @@ class Ended(Event, frozen=True, kw_only=True, tag="ended", omit_defaults=True):
     dropped: int = 0
 
 
-AnyEvent = Union[
-    Began,
-    CompileBegan,
-    Message,
-    Broke,
-    Failed,
-    Graph,
-    CompileEnded,
-    Recompiled,
-    Symbol,
-    CudagraphsSkipped,
-    Cached,
-    Registered,
-    Warned,
-    Raised,
-    Laps,
-    Ended,
-]
+AnyEvent = (
+    Began
+    | CompileBegan
+    | Message
+    | Broke
+    | Failed
+    | Graph
+    | CompileEnded
+    | Recompiled
+    | Symbol
+    | CudagraphsSkipped
+    | Cached
+    | Registered
+    | Warned
+    | Raised
+    | Laps
+    | Ended
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
@@ -281,13 +287,20 @@ def encode(event: Event) -> bytes:
 
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
-    """The events of a saved stream. A line that is cut off (the writer was killed) or of a newer kind is passed over."""
+    """The events of a saved stream. A line that is cut off (the writer was killed) or of a newer kind is passed
+    over."""
     with path.open("rb") as lines:
         for line in lines:
-            try:
-                yield _decoder.decode(line)
-            except msgspec.DecodeError:
-                continue
+            event = _decoded(line)
+            if event is not None:
+                yield event
+
+
+def _decoded(line: bytes) -> AnyEvent | None:
+    try:
+        return _decoder.decode(line)
+    except msgspec.DecodeError:
+        return None
 
 
 def write_events(path: Path, events: Iterable[Event]) -> None:

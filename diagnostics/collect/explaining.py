@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from opgraft.diagnostics.collect.launch import Target, run_watched
+from opgraft.diagnostics.collect.meant import advice
 from opgraft.diagnostics.model import CheckResult, Finding, Report, Run
 
 
@@ -59,6 +60,8 @@ def explain_program(
         recording = Path(folder) / "recording" if check_ops else None
         run = run_watched(target, events, recording)
         report = report_of(events, run)
+        if report.run is not None and report.run.graphs == 0:
+            report = msgspec.structs.replace(report, run=msgspec.structs.replace(report.run, advice=advice(target)))
         if recording is not None:
             report = _with_checks(report, recording)
         if outputs.events is not None:
@@ -84,7 +87,9 @@ def find_target(script: str | None, module: str | None, arguments: list[str]) ->
         return f"there is no file {script}"
     if os.path.isdir(script):
         main = Path(script) / "__main__.py"
-        return Target("script", str(main), tuple(arguments)) if main.is_file() else f"{script} is a folder, not a script"
+        return (
+            Target("script", str(main), tuple(arguments)) if main.is_file() else f"{script} is a folder, not a script"
+        )
     return Target("script", script, tuple(arguments))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from opgraft.diagnostics import _compat
-from opgraft.diagnostics.collect import arrival
+from opgraft.diagnostics.collect import arrival, graphs
 from opgraft.diagnostics.collect.events import CudagraphsSkipped, Event, Message, Registered
 from opgraft.diagnostics.collect.graphs import PREFIX, GraphClock
 from opgraft.diagnostics.collect.messages import read_message
@@ -41,10 +41,11 @@ _lock = threading.RLock()
 _numbers = 0
 
 
-def add(listener: Listener) -> None:
-    """Starts telling ``listener``; puts the hooks in if it is the first."""
+def add(listener: Listener, late: bool = False) -> None:
+    """Starts telling ``listener``; puts the hooks in if it is the first. ``late`` adds graphs that exist already."""
     with _lock:
         _listeners.append(listener)
+        graphs.start(listener.clock, existing=late)
         if len(_listeners) == 1:
             _install()
 
@@ -54,7 +55,7 @@ def remove(listener: Listener) -> None:
     with _lock:
         if listener in _listeners:
             _listeners.remove(listener)
-            listener.clock.remove()
+            graphs.stop(listener.clock)
         if not _listeners:
             while _undo:
                 _undo.pop()()
@@ -68,10 +69,14 @@ def missing() -> tuple[str, ...]:
 def tell(call: Callable[[Listener], None]) -> None:
     """Calls ``call`` for every listener. An error of ours must never reach the compiler."""
     for listener in tuple(_listeners):
-        try:
-            call(listener)
-        except Exception as error:
-            logging.getLogger(__name__).debug("a listener failed", exc_info=error)
+        _quietly(call, listener)
+
+
+def _quietly(call: Callable[[Listener], None], listener: Listener) -> None:
+    try:
+        call(listener)
+    except Exception as error:
+        logging.getLogger(__name__).debug("a listener failed", exc_info=error)
 
 
 class _TraceHandler(logging.Handler):
@@ -88,12 +93,13 @@ class _TraceHandler(logging.Handler):
 
 
 class _AlwaysAsks:
-    """Stands for a logger that is asked for DEBUG before an event is traced; what it logs goes on as the user set it."""
+    """Stands for a logger that is asked for DEBUG before an event is traced; what it logs goes on as the user set
+    it."""
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger
 
-    def isEnabledFor(self, level: int) -> bool:
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
         return True
 
     def debug(self, *args: Any, **kwargs: Any) -> None:
@@ -157,7 +163,7 @@ def _install_messages(module: Any) -> None:
         @functools.wraps(original)
         def format_graph_break_message(*args: Any, **kwargs: Any) -> str:
             try:
-                _hear(dict(zip(("gb_type", "context", "explanation", "hints"), args)) | kwargs)
+                _hear(dict(zip(("gb_type", "context", "explanation", "hints"), args, strict=False)) | kwargs)
             except Exception as error:
                 logging.getLogger(__name__).debug("a message could not be read", exc_info=error)
             return original(*args, **kwargs)
@@ -193,8 +199,7 @@ def _install_clock(module: Any) -> None:
         def install_global_unsafe(self: Any, name: str, value: Any) -> Any:
             result = original(self, name, value)
             if name.startswith(PREFIX):
-                identity, _ = _compat.trace_id()
-                tell(lambda listener: listener.clock.wrap(self.global_scope, name, identity))
+                graphs.wrap(self.global_scope, name, _compat.trace_id()[0])
             return result
 
         return install_global_unsafe

@@ -1,4 +1,5 @@
-"""Calls of compiled graphs -> the repeating step: which graphs it runs, in what order, how long each takes and the gaps.
+"""Calls of compiled graphs -> the repeating step: which graphs it runs, in what order, how long each takes and the
+gaps.
 
 A step is found, not declared: it is the shortest run of graph calls that repeats up to the end of the watch.
 """
@@ -18,7 +19,8 @@ _KEPT = 64
 
 
 def summarise(calls: Sequence[Call], compiles: Sequence[Window] = (), counts: dict[str, int] | None = None) -> Laps:
-    """The step that the calls repeat. Calls during or before the last compile that one of the repeats met do not count."""
+    """The step that the calls repeat. Calls during or before the last compile that one of the repeats met do not
+    count."""
     totals = dict(counts) if counts is not None else dict(Counter(name for name, _, _ in calls))
     last_compile = max((end for _, end in compiles), default=0)
     warm = [call for call in calls if call[1] >= last_compile]
@@ -54,7 +56,8 @@ def summarise(calls: Sequence[Call], compiles: Sequence[Window] = (), counts: di
 
 
 def find_period(names: Sequence[str]) -> int:
-    """The shortest period that the end of ``names`` repeats at least twice and that covers most of it; 0 if none does."""
+    """The shortest period that the end of ``names`` repeats at least twice and that covers most of it; 0 if none
+    does."""
     for period in range(1, min(len(names) // 2, _LONGEST_STEP) + 1):
         if names[-1] == names[-1 - period] and _repeats(names, period) * period * 5 >= len(names) * 3:
             return period

@@ -1,4 +1,5 @@
-"""Runs the user's program in a child process that streams events, and says how it ended. Nothing of it is kept in memory."""
+"""Runs the user's program in a child process that streams events, and says how it ended. Nothing of it is kept in
+memory."""
 
 from __future__ import annotations
 
@@ -29,7 +30,15 @@ class Target:
 
 def run_watched(target: Target, events: Path, recording: Path | None = None) -> Run:
     """Runs the program to its end, whatever that is. Signals that reach this process go on to the child."""
-    command = [sys.executable, str(_CHILD), str(events), str(recording or ""), target.kind, target.name, *target.arguments]
+    command = [
+        sys.executable,
+        str(_CHILD),
+        str(events),
+        str(recording or ""),
+        target.kind,
+        target.name,
+        *target.arguments,
+    ]
     started = time.perf_counter()
     child = subprocess.Popen(command)
     with _forward_signals(child):

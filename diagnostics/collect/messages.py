@@ -1,19 +1,20 @@
 """H2: every message of the tracer as data, with the user's stack and what was being called at that moment.
 
-``torch._dynamo.exc.unimplemented`` looks ``format_graph_break_message`` up in its module on every call, so wrapping that
-name sees each message with its four fields apart. The wrapper runs inside the tracer: the tracer's own frames are on the
-Python stack, and hold the bytecode positions and the objects that the text of the message has lost.
-"""
+``torch._dynamo.exc.unimplemented`` looks ``format_graph_break_message`` up in its module on every call, so wrapping
+that name sees each message with its four fields apart. The wrapper runs inside the tracer: the tracer's own frames
+are on the Python stack, and hold the bytecode positions and the objects that the text of the message has lost."""
 
 from __future__ import annotations
 
+import sys
+import traceback
 from types import FrameType
 from typing import Any
 
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect.callee import describe
 from opgraft.diagnostics.collect.events import Called, Message
-from opgraft.diagnostics.collect.place import from_summaries, place
+from opgraft.diagnostics.collect.place import changeable, from_summaries, own_prefixes, place
 from opgraft.diagnostics.model import Location
 
 _DEEPEST = 400
@@ -50,7 +51,23 @@ def read_message(number: int, gb_type: str, context: str, explanation: str, hint
         called=_called(calls),
         phase=phase,
         function_class=function_class,
+        inner=_inner_frames(),
     )
+
+
+def _inner_frames() -> tuple[Location, ...]:
+    """What ran in Python below the tracer when the exception that is being handled was raised, without torch's
+    frames."""
+    error = sys.exc_info()[1]
+    deepest: tuple[Location, ...] = ()
+    seen = 0
+    while error is not None and seen < 8:
+        frames = traceback.extract_tb(error.__traceback__, limit=-60)
+        kept = [frame for frame in frames if changeable(frame.filename, own_prefixes())]
+        deepest = from_summaries(kept) or deepest
+        error = error.__cause__ or error.__context__
+        seen += 1
+    return deepest[-20:]
 
 
 def translated_stack(translator: Any) -> tuple[Location, ...]:
@@ -87,8 +104,8 @@ _Call = tuple[str, Any, Any, Any]
 def _climb(frame: FrameType | None) -> tuple[Any, list[_Call]]:
     """The innermost translator above ``frame``, and the tracer's calls between the two, innermost first.
 
-    The ``autograd.Function`` that is being traced, if any, comes last. A call is (method, variable, arguments, keywords).
-    """
+    The ``autograd.Function`` that is being traced, if any, comes last. A call is (method, variable, arguments,
+    keywords)."""
     translator_class, variable_class = _compat.translator_class(), _compat.variable_class()
     innermost = None
     calls: list[_Call] = []

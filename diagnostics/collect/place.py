@@ -32,7 +32,8 @@ def place(
     column: int | None = None,
     end_column: int | None = None,
 ) -> Location:
-    """A location with the text of its line. Columns come in bytes of UTF-8, as bytecode has them, and leave in characters."""
+    """A location with the text of its line. Columns come in bytes of UTF-8, as bytecode has them, and leave in
+    characters."""
     line = line or 0
     text = linecache.getline(path, line)
     if column is not None and text and not text.isascii():

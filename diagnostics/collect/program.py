@@ -1,4 +1,5 @@
-"""The user's program in this process: a script, a module or a function of a file, with its arguments and its ``__main__``."""
+"""The user's program in this process: a script, a module or a function of a file, with its arguments and its
+``__main__``."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def _module(name: str, arguments: list[str]) -> None:
 
 
 def _function(target: str, arguments: list[str]) -> None:
-    """``FILE.py:function`` is called; where it returns (model, inputs), the model is compiled and called a few times."""
+    """``FILE.py:function`` is called; where it returns (model, inputs), the model is compiled and called a few
+    times."""
     path, _, name = target.rpartition(":")
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))

@@ -44,12 +44,11 @@ class Recorder:
         self._head_written = False
 
     def start(self) -> None:
-        """Puts the hooks in. The head of the stream is written with the first event, when torch is there to be named."""
+        """Puts the hooks in. The head of the stream is written with the first event, when torch is there to be
+        named."""
         self._began = time.perf_counter()
         self._before = _flat_counters()
-        if self._late:
-            self.clock.wrap_existing()
-        hooks.add(self)
+        hooks.add(self, late=self._late)
 
     def stop(self, exit_code: int = 0, how: str = "ok", detail: str = "") -> None:
         """Takes the hooks out and writes the laps and the end."""

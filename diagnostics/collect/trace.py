@@ -4,23 +4,60 @@ from __future__ import annotations
 
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect import events
+from opgraft.diagnostics.collect.guards import guarded_value
 from opgraft.diagnostics.collect.place import from_summaries, place
 from opgraft.diagnostics.model import Location
 
 _WHERE = re.compile(r"^Graph break in user code at (?P<path>.+):(?P<line>\d+)$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
-_SKIPPED = ("cannot properly resume from this graph break", "will skip tracing the frame", "Skipping frame")
+_SKIPPED = (
+    "cannot properly resume from this graph break",
+    "will skip tracing the frame",
+    "Skipping the function and falling back to eager",
+    "Skipping the frame and falling back to eager",
+    "Skipping frame",
+)
 _LINE = re.compile(r"# File: (?P<path>.+?):(?P<line>\d+) in (?P<name>\S+), code:")
 _OP = re.compile(r"torch\.ops\.(?P<op>\w+\.\w+(?:\.\w+)?)\(")
 OWN_NAMESPACES = frozenset(
-    "aten prims prim higher_order inductor _c10d_functional c10d_functional c10d rngprims quantized mkldnn mkl onednn "
-    "xnnpack quantized_decomposed sparse triton debugprims _quantized bundled streams fsdp dtensor symm_mem "
-    "_c10d_functional_autograd _dtensor profiler cuda export nvprims".split()
+    [
+        "aten",
+        "prims",
+        "prim",
+        "higher_order",
+        "inductor",
+        "_c10d_functional",
+        "c10d_functional",
+        "c10d",
+        "rngprims",
+        "quantized",
+        "mkldnn",
+        "mkl",
+        "onednn",
+        "xnnpack",
+        "quantized_decomposed",
+        "sparse",
+        "triton",
+        "debugprims",
+        "_quantized",
+        "bundled",
+        "streams",
+        "fsdp",
+        "dtensor",
+        "symm_mem",
+        "_c10d_functional_autograd",
+        "_dtensor",
+        "profiler",
+        "cuda",
+        "export",
+        "nvprims",
+    ]
 )
 _LONGEST = 4000
 _SHORT = 200
@@ -34,13 +71,17 @@ class TraceReader:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._files: dict[int, str] = {}
-        self._open: dict[str, list[events.Message]] = {}
+        self._open: OrderedDict[str, list[events.Message]] = OrderedDict()
+        self._frames: OrderedDict[str, Location] = OrderedDict()
+        self._names: dict[str, str] = {}
 
     def message(self, message: events.Message) -> None:
         """A message of the tracer, before the record that says what became of it."""
         waiting = self._open.setdefault(message.id, [])
         waiting.append(message)
         del waiting[:-64]
+        if len(self._open) > 64:
+            self._open.popitem(last=False)
         self._emit(message)
 
     def read(self, metadata: dict[str, Any], payload: Any) -> None:
@@ -77,7 +118,13 @@ class TraceReader:
     def _start(self, metadata: dict[str, Any], value: Any, payload: str) -> None:
         common = self._common(metadata)
         self._open.pop(common["id"], None) if common["attempt"] == 0 else None
-        self._emit(events.CompileBegan(stack=self._stack(value.get("stack")), **common))
+        stack = self._stack(value.get("stack"))
+        if stack:
+            self._names[common["id"].partition("/")[0]] = str(value["stack"][-1].get("name", ""))
+            self._frames[common["id"].partition("/")[0]] = stack[-1]
+            if len(self._frames) > 256:
+                self._names.pop(self._frames.popitem(last=False)[0], None)
+        self._emit(events.CompileBegan(stack=stack, **common))
 
     def _artifact(self, metadata: dict[str, Any], value: Any, payload: str) -> None:
         name = value.get("name", "")
@@ -117,18 +164,19 @@ class TraceReader:
 
     def _failed(self, metadata: dict[str, Any], payload: str) -> None:
         common = self._common(metadata)
-        joined = self._join(common["id"], payload)
+        joined = self._join(common["id"], payload, keep=True)
         user = payload.partition("from user code:")[2]
         stack = tuple(place(f["path"], int(f["line"]), f["name"]) for f in _FRAME.finditer(user))
         stack = stack or from_summaries(_compat.user_stack())
         kind, text = _last_error(payload)
-        self._emit(
-            events.Failed(type=kind, text=text, stack=stack, messages=tuple(m.number for m in joined), **common)
-        )
+        self._emit(events.Failed(type=kind, text=text, stack=stack, messages=tuple(m.number for m in joined), **common))
 
-    def _join(self, identity: str, payload: str) -> list[events.Message]:
-        """The messages whose words the payload repeats, in the order in which they came; the last one if none does."""
-        waiting = self._open.pop(identity, [])
+    def _join(self, identity: str, payload: str, keep: bool = False) -> list[events.Message]:
+        """The messages whose words the payload repeats, in the order in which they came; the last one if none does.
+
+        They are used up, unless ``keep``: the record of an error can come before that of the break that it becomes.
+        """
+        waiting = self._open.get(identity, []) if keep else self._open.pop(identity, [])
         flat = " ".join(payload.split())
         joined = [m for m in waiting if m.gb_type in payload and " ".join(m.context.split()) in flat]
         return joined or waiting[-1:]
@@ -140,7 +188,17 @@ class TraceReader:
             found = [payload] if payload else []
         reasons = found if isinstance(found, list) else [found]
         texts = tuple(str(reason)[:_LONGEST] for reason in reasons)
-        self._emit(events.Recompiled(reasons=texts, **self._common(metadata)))
+        common = self._common(metadata)
+        frame = self._frames.get(common["id"].partition("/")[0])
+        self._emit(
+            events.Recompiled(
+                reasons=texts[:8],
+                place=guarded_value(texts[0] if texts else "", frame),
+                function=self._names.get(common["id"].partition("/")[0], ""),
+                path=frame.path if frame is not None else "",
+                **common,
+            )
+        )
 
     def _cached(self, metadata: dict[str, Any], name: str, payload: str) -> None:
         cache, _, outcome = name.rpartition("_")
@@ -173,9 +231,11 @@ class TraceReader:
                 continue
             if " = " in line and "(" in line and not line.lstrip().startswith(("l_", "L_", "def ", "class ")):
                 ops += 1
-            for used in _OP.finditer(line):
-                if used["op"].partition(".")[0] not in OWN_NAMESPACES:
-                    uses.append(events.OpUse(op=used["op"].replace(".", "::", 1), location=here))
+            uses.extend(
+                events.OpUse(op=used["op"].replace(".", "::", 1), location=here)
+                for used in _OP.finditer(line)
+                if used["op"].partition(".")[0] not in OWN_NAMESPACES
+            )
         common = self._common(metadata)
         self._emit(
             events.Graph(
@@ -198,7 +258,6 @@ class TraceReader:
                 value=str(value.get("value", "")),
                 reason=str(value.get("reason", "")),
                 stack=self._stack(value.get("user_stack")),
-                op=_fake_of(self._stack(value.get("stack"))),
                 **self._common(metadata),
             )
         )
@@ -240,17 +299,12 @@ def _reason(payload: str) -> str:
 def _last_error(payload: str) -> tuple[str, str]:
     """Type and text of the error at the end of a traceback."""
     head = payload.partition("\nfrom user code:")[0].rstrip()
-    starts = [found for found in re.finditer(r"^(?P<type>[A-Za-z_][\w.]*)(?:: |$)", head, re.MULTILINE)]
+    starts = re.finditer(r"^(?P<type>[A-Za-z_][\w.]*)(?:: |$)", head, re.MULTILINE)
     typed = [found for found in starts if found["type"].rpartition(".")[2][:1].isupper()]
     if not typed:
         return "", head[-_LONGEST:]
     last = typed[-1]
     return last["type"], head[last.end() :].strip()[:_LONGEST]
-
-
-def _fake_of(stack: tuple[Location, ...]) -> str:
-    """The file:line of the innermost frame of a fake kernel or of user code on a Python stack."""
-    return f"{stack[-1].path}:{stack[-1].line}" if stack else ""
 
 
 _READERS: dict[str, Callable[[TraceReader, dict[str, Any], Any, str], None]] = {

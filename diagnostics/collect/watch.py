@@ -64,12 +64,12 @@ def watch() -> Watch:
 
 
 def explain(function: Callable[..., Any], **compile_options: Any) -> Callable[..., Report]:
-    """Explains one call: ``explain(model)(*inputs)`` returns a report, as ``torch._dynamo.explain(model)(*inputs)`` would.
+    """Explains one call: ``explain(model)(*inputs)`` returns a report, as ``torch._dynamo.explain(model)(*inputs)``
+    would.
 
     It runs ``torch._dynamo.explain`` under our hooks and, like it, resets the compiler before and after. A call that
-    fails to compile gives a report too. ``compile_options`` are those of ``torch.compile`` that explain knows (``dynamic``).
-    """
-    import torch._dynamo
+    fails to compile gives a report too. ``compile_options`` are those of ``torch.compile`` that explain knows
+    (``dynamic``)."""
 
     def call(*args: Any, **kwargs: Any) -> Report:
         import msgspec

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional
 
 import typer
 
@@ -17,14 +16,16 @@ def register(app: typer.Typer) -> None:
 
 def explain(
     context: typer.Context,
-    target: Optional[str] = typer.Argument(None, metavar="SCRIPT", help="a script, or FILE.py:function"),
-    module: Optional[str] = typer.Option(None, "-m", metavar="MODULE", help="run a module, as python -m does"),
-    json: Optional[Path] = typer.Option(None, "--json", metavar="FILE", help="write the report as JSON"),
-    html: Optional[Path] = typer.Option(None, "--html", metavar="FILE", help="write the report as one HTML page"),
-    sarif: Optional[Path] = typer.Option(None, "--sarif", metavar="FILE", help="write the findings as SARIF 2.1.0"),
-    markdown: Optional[Path] = typer.Option(None, "--markdown", metavar="FILE", help="write the report as Markdown"),
-    events: Optional[Path] = typer.Option(None, "--events", metavar="FILE", help="keep the stream of events"),
-    check_ops: bool = typer.Option(True, "--check-ops/--no-check-ops", help="put custom ops that the run meets to the test"),
+    target: str | None = typer.Argument(None, metavar="SCRIPT", help="a script, or FILE.py:function"),
+    module: str | None = typer.Option(None, "-m", metavar="MODULE", help="run a module, as python -m does"),
+    json: Path | None = typer.Option(None, "--json", metavar="FILE", help="write the report as JSON"),
+    html: Path | None = typer.Option(None, "--html", metavar="FILE", help="write the report as one HTML page"),
+    sarif: Path | None = typer.Option(None, "--sarif", metavar="FILE", help="write the findings as SARIF 2.1.0"),
+    markdown: Path | None = typer.Option(None, "--markdown", metavar="FILE", help="write the report as Markdown"),
+    events: Path | None = typer.Option(None, "--events", metavar="FILE", help="keep the stream of events"),
+    check_ops: bool = typer.Option(
+        True, "--check-ops/--no-check-ops", help="put custom ops that the run meets to the test"
+    ),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="stacks, torch's own messages and evidence"),
     notes: bool = typer.Option(False, "--notes", help="show notes as well"),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="print no report"),

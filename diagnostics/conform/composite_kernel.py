@@ -20,7 +20,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
 from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.conform.lab.fakes import fake_call
 from opgraft.diagnostics.conform.lab.memory import fresh_call
 from opgraft.diagnostics.conform.lab.tree import leaves, tensors
 from opgraft.diagnostics.conform.missing_fake import lacks_fake
@@ -31,7 +30,7 @@ POINTER_WORDS = ("data pointer", "data_ptr", "storage", "doesn't have storage", 
 
 def hidden_work(bench: Bench, case: Case) -> str:
     """What the trace of the body leaves out; ``""`` where it computes the same."""
-    fake = fake_call(bench.op, case)
+    fake = bench.fake(case)
     if fake.error is not None and not lacks_fake(fake.error) and any(word in str(fake.error) for word in POINTER_WORDS):
         return sentence(fake.error)
     args, kwargs = fresh_call(case, requires_grad=False)
@@ -46,7 +45,7 @@ def hidden_work(bench: Bench, case: Case) -> str:
         return tensors(bench.op(*new_args, **new_kwargs))
 
     given = [flat[index] for index in positions]
-    bench.tell(case, compiles=True)
+    bench.tell(case, doing="compile")
     try:
         with torch.no_grad():
             graph = make_fx(call)(*given)

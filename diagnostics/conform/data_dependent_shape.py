@@ -19,7 +19,7 @@ import torch
 
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault
 from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.conform.lab.fakes import Promise, fake_call
+from opgraft.diagnostics.conform.lab.fakes import Promise
 from opgraft.diagnostics.conform.lab.tree import leaves, map_tensors
 
 KIND = "data-dependent-shape"
@@ -59,7 +59,7 @@ def depends_on_data(bench: Bench, case: Case) -> bool:
 
 def check(bench: Bench) -> Iterator[Fault]:
     for case in bench.usable(iter(bench.cases)):
-        fake = fake_call(bench.op, case)
+        fake = bench.fake(case)
         unknown = any(
             (isinstance(said, Promise) and None in said.shape) or isinstance(said, torch.SymInt) for said in fake.promises
         )

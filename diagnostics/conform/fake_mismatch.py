@@ -29,7 +29,7 @@ import torch
 from opgraft.diagnostics.conform.lab import vary
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, Result, sentence
 from opgraft.diagnostics.conform.lab.case import Case, describe
-from opgraft.diagnostics.conform.lab.fakes import FakeResult, Promise, fake_call, promise
+from opgraft.diagnostics.conform.lab.fakes import FakeResult, Promise, promise
 from opgraft.diagnostics.conform.lab.tree import leaves, tensors
 from opgraft.diagnostics.conform.missing_fake import lacks_fake
 
@@ -87,7 +87,7 @@ def trial(bench: Bench, case: Case) -> tuple[str, tuple[str, ...]]:
     real = bench.real(case)
     if not real.ok:
         return "", ()
-    fake = fake_call(bench.op, case)
+    fake = bench.fake(case)
     if fake.error is not None:
         if lacks_fake(fake.error):
             return "", ()

@@ -24,7 +24,7 @@ from opgraft.diagnostics.conform.lab import vary
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault
 from opgraft.diagnostics.conform.lab.case import Case, describe
 from opgraft.diagnostics.conform.lab.facts import Argument
-from opgraft.diagnostics.conform.lab.fakes import fake_call, symbolic_call
+from opgraft.diagnostics.conform.lab.fakes import symbolic_call
 from opgraft.diagnostics.conform.lab.tree import tensors
 
 KIND = "fake-specializes"
@@ -34,7 +34,7 @@ def _accepts_other(bench: Bench, case: Case, size: int) -> Case | None:
     """A call with another extent in place of ``size`` that kernel and fake accept."""
     for new in (size + 1, size + 2, 2 * size):
         other = vary.resized(case, size, new)
-        if other is not None and bench.real(other).ok and fake_call(bench.op, other).error is None:
+        if other is not None and bench.real(other).ok and bench.fake(other).error is None:
             return other
     return None
 
@@ -69,7 +69,7 @@ def check(bench: Bench) -> Iterator[Fault]:
     if bench.facts.is_composite:
         return
     for base in bench.usable(iter(bench.cases)):
-        if fake_call(bench.op, base).error is not None or not bench.real(base).ok:
+        if bench.fake(base).error is not None or not bench.real(base).ok:
             continue
         result = symbolic_call(bench.op, base)
         for size, constant in result.replaced:
@@ -85,7 +85,9 @@ def check(bench: Bench) -> Iterator[Fault]:
             )
             return
         for position, argument in enumerate(bench.facts.arguments[: len(base.args)]):
-            if argument.kind.startswith("int") and "[" not in argument.kind and size_like(bench, base, position, argument):
+            if not argument.kind.startswith("int") or "[" in argument.kind:
+                continue
+            if argument.name in bench.met or size_like(bench, base, position, argument):
                 yield Fault(
                     f"{bench.name}: {argument.name} is a size, and int in the schema: every value compiles again",
                     base,

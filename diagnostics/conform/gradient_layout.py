@@ -13,12 +13,18 @@ Fails: a backward kernel that takes ``grad.data_ptr()``. Passes: the same behind
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
+from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.gradients import Cotangent, gradients, steady
+from opgraft.diagnostics.conform.lab.settle import CALLS
+from opgraft.diagnostics.conform.lab.tree import tensors
 from opgraft.diagnostics.conform.missing_autograd import lost, requiring
 
 KIND = "gradient-layout"
@@ -52,6 +58,29 @@ LAYOUTS: tuple[tuple[str, Cotangent], ...] = (
 )
 
 
+class _Names(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace not in ("aten", "prim", "prims") and func._schema.name not in self.found:
+            self.found.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def ops_in_backward(bench: Bench, case: Case) -> list[str]:
+    """Custom ops that the backward of this call calls: a fault that they show for its gradient is this one."""
+    names = _Names()
+    result = bench.real(case, grad=True)
+    outputs = [out for out in tensors(result.outputs) if out.requires_grad]
+    if not result.ok or not outputs:
+        return []
+    with contextlib.suppress(Exception), names:
+        torch.autograd.backward(outputs, [steady(out) for out in outputs])
+    return names.found
+
+
 def check(bench: Bench) -> Iterator[Fault]:
     asked = [found for case in bench.cases if (found := requiring(bench, case)) is not None]
     if not asked or bench.facts.is_composite:
@@ -70,10 +99,11 @@ def check(bench: Bench) -> Iterator[Fault]:
                 off = bench.disagree(straight, found, case)
                 off = f"gives another gradient: {off}" if off else ""
             if off:
+                inner = ops_in_backward(bench, case)
                 yield Fault(
                     f"{bench.name}: the backward reads its incoming gradient as dense; with one that is {words} it {off}",
                     case,
-                    evidence=("the same incoming gradient made contiguous: right",),
+                    evidence=("the same incoming gradient made contiguous: right", *(f"{CALLS} {name}" for name in inner)),
                     tail="{call}.sum().backward()",
                 )
                 return

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, sentence
-from opgraft.diagnostics.conform.lab.fakes import fake_call
 
 KIND = "missing-fake"
 WORDS = (
@@ -51,7 +50,7 @@ def check(bench: Bench) -> Iterator[Fault]:
     if bench.facts.is_composite:
         return
     for case in bench.usable(iter(bench.cases[:1])):
-        result = fake_call(bench.op, case)
+        result = bench.fake(case)
         if lacks_fake(result.error):
             met = not bench.recorded or "compile" in bench.met
             yield Fault(

@@ -37,7 +37,7 @@ def check(bench: Bench) -> Iterator[Fault]:
         def forward(self, *given: Any) -> Any:
             return op(*given, **kwargs)
 
-    bench.tell(case, compiles=True)
+    bench.tell(case, doing="compile")
     try:
         with torch.no_grad():
             program = torch.export.export(Model(), args)

@@ -36,7 +36,7 @@ def check(bench: Bench) -> Iterator[Fault]:
             if kind == "missing-autograd" and (bench.facts.written or not bench.facts.has_autograd):
                 continue
             args, kwargs = fresh_call(case, requires_grad=bench.facts.has_autograd and not bench.facts.written)
-            bench.tell(case, compiles=True)
+            bench.tell(case, doing="compile")
             said = torch.library.opcheck(
                 bench.op, args, kwargs, test_utils=(name,), raise_exception=False, atol=1e-2, rtol=1e-2
             )

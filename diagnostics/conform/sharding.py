@@ -45,7 +45,7 @@ def check(bench: Bench) -> Iterator[Fault]:
         mesh = init_device_mesh("cpu", (1,))
         args, kwargs = fresh_call(case, requires_grad=False)
         args, kwargs = map_tensors(lambda tensor: distribute_tensor(tensor, mesh, [Replicate()]), (args, kwargs))
-        bench.tell(case, compiles=True)
+        bench.tell(case, doing="compile")
         try:
             with torch.no_grad():
                 bench.op(*args, **kwargs)

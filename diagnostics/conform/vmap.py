@@ -39,7 +39,7 @@ def trial(bench: Bench, case: Case, ruled: bool) -> str:
             filled[position] = value
         return tensors(bench.op(*filled, **case.kwargs))
 
-    bench.tell(case, compiles=True)
+    bench.tell(case, doing="compile")
     try:
         loop = [call(*row) for row in rows]
     except Exception as error:

@@ -6,15 +6,71 @@ import re
 
 from opgraft.diagnostics.collect.events import Argument, Called
 from opgraft.diagnostics.diagnose.incident import Incident
-from opgraft.diagnostics.model import Callee
+from opgraft.diagnostics.model import Callee, Owner
 
 _CONTEXT = re.compile(r"module: (?P<module>[\w.]+|None), qualname: (?P<name>[\w.<>\[\]]+)")
 _MANGLED = re.compile(r"pybind11_detail_function_record_\w+\.|PyCapsule\.|instancemethod\.")
 STANDARD = frozenset(
-    "builtins math random time os sys io logging warnings subprocess threading _thread re json functools itertools "
-    "collections operator socket pathlib posix _warnings copy pickle hashlib struct gc weakref inspect contextlib "
-    "importlib datetime uuid queue select signal _io _socket _random _operator types enum platform shutil tempfile "
-    "traceback dis tokenize ast codecs string textwrap multiprocessing concurrent asyncio atexit glob getpass".split()
+    [
+        "builtins",
+        "math",
+        "random",
+        "time",
+        "os",
+        "sys",
+        "io",
+        "logging",
+        "warnings",
+        "subprocess",
+        "threading",
+        "_thread",
+        "re",
+        "json",
+        "functools",
+        "itertools",
+        "collections",
+        "operator",
+        "socket",
+        "pathlib",
+        "posix",
+        "_warnings",
+        "copy",
+        "pickle",
+        "hashlib",
+        "struct",
+        "gc",
+        "weakref",
+        "inspect",
+        "contextlib",
+        "importlib",
+        "datetime",
+        "uuid",
+        "queue",
+        "select",
+        "signal",
+        "_io",
+        "_socket",
+        "_random",
+        "_operator",
+        "types",
+        "enum",
+        "platform",
+        "shutil",
+        "tempfile",
+        "traceback",
+        "dis",
+        "tokenize",
+        "ast",
+        "codecs",
+        "string",
+        "textwrap",
+        "multiprocessing",
+        "concurrent",
+        "asyncio",
+        "atexit",
+        "glob",
+        "getpass",
+    ]
 )
 FOREIGN = ("_ctypes", "ctypes", "_cffi_backend", "cffi")
 _TENSOR_MODULES = ("torch",)
@@ -44,7 +100,7 @@ def callee(incident: Incident) -> Callee | None:
     return None
 
 
-def owner(called: Called) -> str:  # type: ignore[return]
+def owner(called: Called) -> Owner:
     """One of the owners of :class:`~opgraft.diagnostics.model.Callee`."""
     top = called.module.partition(".")[0]
     type_top = called.type_module.partition(".")[0]
@@ -56,7 +112,7 @@ def owner(called: Called) -> str:  # type: ignore[return]
         return "op" if called.type in ("OpOverload", "OpOverloadPacket") else "torch"
     if called.type in ("OpOverload", "OpOverloadPacket", "CustomOpDef"):
         return "op"
-    if top in STANDARD or type_top in STANDARD and called.type not in ("type",) and top in ("", "builtins"):
+    if top in STANDARD or (type_top in STANDARD and called.type not in ("type",) and top in ("", "builtins")):
         return "user" if not called.native else "unknown"
     if called.native:
         return "extension"
@@ -69,9 +125,13 @@ def is_triton(called: Called) -> bool:
 
 def is_foreign(called: Called) -> bool:
     """ctypes and cffi: calls into a library that Python knows nothing about."""
-    return any(
-        name.partition(".")[0] in FOREIGN for name in (called.module, called.type_module)
-    ) or called.type in ("_FuncPtr", "CFunctionType", "PyCFuncPtrType", "PyCSimpleType", "PyCPointerType")
+    return any(name.partition(".")[0] in FOREIGN for name in (called.module, called.type_module)) or called.type in (
+        "_FuncPtr",
+        "CFunctionType",
+        "PyCFuncPtrType",
+        "PyCSimpleType",
+        "PyCPointerType",
+    )
 
 
 def is_standard(called: Called) -> bool:
@@ -81,10 +141,12 @@ def is_standard(called: Called) -> bool:
 
 def schema(called: Called, arguments: tuple[Argument, ...], gives_tensor: bool | None) -> str:
     """The schema that a call suggests, as torch.library writes it: ``gelu(Tensor x) -> Tensor``."""
-    from opgraft.diagnostics.diagnose.attribute import short_name
-
-    words = [f"{_SCHEMA_TYPES.get(item.type, 'Tensor' if item.type == 'Tensor' else '?')} {_argument_name(i, item)}"
-             for i, item in enumerate(arguments)]
+    known = _SIGNATURE.match(called.doc)
+    names = re.findall(r"(\w+)\s*:", known["arguments"]) if known else []
+    words = [
+        f"{_SCHEMA_TYPES.get(item.type, '?')} {_argument_name(index, item, names)}"
+        for index, item in enumerate(arguments)
+    ]
     name = short_name(called).rpartition(".")[2] or "kernel"
     return f"{name}({', '.join(words)}) -> {'()' if gives_tensor is False else 'Tensor'}"
 
@@ -100,10 +162,13 @@ _SCHEMA_TYPES = {
     "str": "str",
     "NoneType": "Tensor?",
 }
+_SIGNATURE = re.compile(r"\w+\((?P<arguments>.*)\)")
 _LETTERS = ("x", "y", "z", "u", "v", "w")
 
 
-def _argument_name(index: int, item: Argument) -> str:
+def _argument_name(index: int, item: Argument, names: list[str]) -> str:
     if item.keyword:
         return item.keyword
+    if index < len(names) and not re.fullmatch(r"arg\d+|self", names[index]):
+        return names[index]
     return _LETTERS[index] if index < len(_LETTERS) else f"a{index}"

@@ -6,8 +6,8 @@ What it is
 
 Why it matters
 --------------
-The compiler cannot follow both paths of Python code, so the graph ends at the test, the value travels to the host, and each
-path becomes graphs of its own.
+The compiler cannot follow both paths of Python code, so the graph ends at the test, the value travels to the host,
+and each path becomes graphs of its own.
 
 Example
 -------
@@ -26,8 +26,8 @@ Mended
 Remedies
 --------
 ``use-torch-cond``
-    ``torch.cond(predicate, yes, no, operands)``, or ``torch.while_loop`` for a loop. torch >= 2.11. Price: both paths must
-    give tensors of the same shape, dtype and strides, and may not mutate their inputs.
+    ``torch.cond(predicate, yes, no, operands)``, or ``torch.while_loop`` for a loop. torch >= 2.11. Price: both paths
+    must give tensors of the same shape, dtype and strides, and may not mutate their inputs.
 ``keep-on-device``
     ``torch.where`` over both results. Price: both are computed.
 """
@@ -56,8 +56,8 @@ def match(incident: Incident) -> Verdict | None:
         text = "torch._assert_async(condition) checks on the device; torch.cond where a path depends on it"
     return Verdict(
         kind=KIND,
-        message=f"Python's control flow ({word.rstrip(':')}) depends on a tensor's value: the graph ends at the test and "
-        "each path is compiled by itself.",
+        message=f"Python's control flow ({word.rstrip(':')}) depends on a tensor's value: the graph ends at the test, "
+        "and each path is compiled by itself.",
         location=incident.location,
         key=(KIND, incident.location.path, incident.location.line),
         severity="error" if incident.form == "failure" else "warning",

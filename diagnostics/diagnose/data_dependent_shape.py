@@ -2,13 +2,13 @@
 
 What it is
 ----------
-``nonzero``, boolean indexing, ``unique``, non-maximum suppression, an op whose fake asks for a new dynamic size or that returns
-a number.
+``nonzero``, boolean indexing, ``unique``, non-maximum suppression, an op whose fake asks for a new dynamic size or
+that returns a number.
 
 Why it matters
 --------------
-The compiler cannot know the size, so by default the graph ends at the op. Told to carry on, it works with an unknown number,
-and whatever needs to compare that number fails next.
+The compiler cannot know the size, so by default the graph ends at the op. Told to carry on, it works with an unknown
+number, and whatever needs to compare that number fails next.
 
 Example
 -------
@@ -28,8 +28,8 @@ Remedies
 ``use-upper-bound``
     A fixed number of rows with a mask or a count on the device. Price: some padding.
 ``capture-dynamic-size``
-    ``torch._dynamo.config.capture_dynamic_output_shape_ops = True`` (torch >= 2.11), for an op with a correct fake. Price: what
-    follows must not ask for the size; ``torch._check`` gives bounds.
+    ``torch._dynamo.config.capture_dynamic_output_shape_ops = True`` (torch >= 2.11), for an op with a correct fake.
+    Price: what follows must not ask for the size; ``torch._check`` gives bounds.
 ``declare-dynamic-size``
     In the op's fake: ``torch.library.get_ctx().new_dynamic_size()``.
 ``read-shape``
@@ -53,7 +53,9 @@ _TYPES = (
     "Unhinted data-dependent torch.Size",
     "Attempted to wrap unbacked SymInt",
 )
-_WORDS = re.compile(r"Could not (?:guard on|extract specialized integer from) data-dependent expression|unbacked symint", re.I)
+_WORDS = re.compile(
+    r"Could not (?:guard on|extract specialized integer from) data-dependent expression|unbacked symint", re.I
+)
 _OPERATOR = re.compile(r"^(?:unsupported operator: |torch\.ops\.)?(?P<op>[A-Za-z_]\w*(?:\.\w+){1,2})$")
 
 
@@ -90,7 +92,7 @@ REMEDIES = (
     ),
     Remedy(
         id="capture-dynamic-size",
-        text="torch._dynamo.config.capture_dynamic_output_shape_ops = True; torch._check gives bounds where they are asked",
+        text="torch._dynamo.config.capture_dynamic_output_shape_ops = True; torch._check gives bounds",
         price="what follows must not ask for the size",
     ),
     Remedy(

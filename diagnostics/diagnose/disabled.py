@@ -2,13 +2,13 @@
 
 What it is
 ----------
-A function that somebody keeps away from the compiler: ``torch.compiler.disable``, a skipped file, or a library that does so
-for its own modules.
+A function that somebody keeps away from the compiler: ``torch.compiler.disable``, a skipped file, or a library that
+does so for its own modules.
 
 Why it matters
 --------------
-Every call splits the graph in two. Around a small kernel that costs more than the kernel; around a large library module it
-may not matter.
+Every call splits the graph in two. Around a small kernel that costs more than the kernel; around a large library
+module it may not matter.
 
 Example
 -------
@@ -61,7 +61,8 @@ _INLINE = "Attempted to inline function marked as skipped"
 
 
 def match(incident: Incident) -> Verdict | None:
-    """An incident at the call of a disabled function, or of one in a skipped file that is neither torch nor Python's."""
+    """An incident at the call of a disabled function, or of one in a skipped file that is neither torch nor
+    Python's."""
     called = incident.called
     deliberate = incident.gb_type.startswith(_TYPES)
     skipped = incident.gb_type.startswith(_INLINE) and called is not None and not called.native

@@ -26,11 +26,15 @@ def words(graphs: int, breaks: int, report: Report) -> str:
         noun = "frame that runs" if skipped == 1 else "frames that run"
         reasons.append(f"it does not count the {skipped} {noun} wholly in eager")
     if graphs == 0:
-        reasons.append(f"it prints graphs minus one, which is {breaks} where no graph was made")
+        reasons.append(f"it prints graphs minus one, which is {breaks} here")
     elif breaks > ours - skipped:
-        reasons.append("it counts graphs minus one, and one break in a called function ends the graph of every caller too")
+        reasons.append(
+            "it counts graphs minus one, and one break in a called function ends the graph of every caller too"
+        )
     elif breaks < ours - skipped:
-        reasons.append("it counts graphs minus one, and a break with no tensor operation before or after it makes no graph")
+        reasons.append(
+            "it counts graphs minus one, and a break with no tensor operation before or after it makes no graph"
+        )
     return "; ".join(reasons)
 
 

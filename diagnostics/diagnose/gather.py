@@ -27,6 +27,7 @@ class Group:
     skipped: int = 0
     failures: int = 0
     ids: set[str] = field(default_factory=set)
+    own_ids: set[str] = field(default_factory=set)
 
 
 class Groups:
@@ -53,6 +54,8 @@ class Groups:
         group.skipped += incident.form == "skip"
         group.failures += incident.form == "failure"
         group.ids.add(incident.id)
+        if len(incident.stack) <= 1:
+            group.own_ids.add(incident.id)  # not inlined: this compile's gap is where the statement itself runs
 
     def groups(self) -> tuple[Group, ...]:
         return tuple(self._groups.values())
@@ -62,6 +65,9 @@ def finding(group: Group, per_step: int | None = None) -> Finding:
     """The finding of a group."""
     verdict, incident = group.verdict, group.incident
     evidence = list(verdict.evidence)
+    message = verdict.message
+    if incident.form == "failure" and "fail" not in message and "error" not in message:
+        message += " Here the compile fails (fullgraph=True)."
     if len(group.callers) > 1:
         evidence.append(f"reached on {len(group.callers)} ways from the script")
     if group.skipped:
@@ -71,15 +77,13 @@ def finding(group: Group, per_step: int | None = None) -> Finding:
         kind=verdict.kind,
         code=KINDS[verdict.kind].code,
         severity=verdict.severity,
-        message=verdict.message,
+        message=message,
         location=next(iter(group.sites.values())),
         stack=incident.reader_stack,
         sites=tuple(group.sites.values()),
         callee=verdict.callee,
         causes=incident.causes,
-        counts=Counts(
-            sites=group.sites_seen, compiles=group.compiles, frames_skipped=group.skipped, per_step=per_step
-        ),
+        counts=Counts(sites=group.sites_seen, compiles=group.compiles, frames_skipped=group.skipped, per_step=per_step),
         remedies=verdict.remedies,
         evidence=tuple(evidence),
     )

@@ -2,14 +2,14 @@
 
 What it is
 ----------
-The kernel is fine, the Python that leads to it is not: a capability query, a build on first use, an option object, a pointer
-or stream access, a lock, a subprocess, generated source. The statement neither takes nor gives tensors, yet the compiler has
-to stop at it.
+The kernel is fine, the Python that leads to it is not: a capability query, a build on first use, an option object, a
+pointer or stream access, a lock, a subprocess, generated source. The statement neither takes nor gives tensors, yet
+the compiler has to stop at it.
 
 Why it matters
 --------------
-It costs a graph break every time the frame runs, for a value that does not change between steps. torch's message often names
-a function of the standard library, or advises to wrap a kernel: there is none to wrap.
+It costs a graph break every time the frame runs, for a value that does not change between steps. torch's message
+often names a function of the standard library, or advises to wrap a kernel: there is none to wrap.
 
 Example
 -------
@@ -36,10 +36,11 @@ Mended
 Remedies
 --------
 ``hoist-host-code``
-    Move the statement to where the model is built or loaded, and keep its result. torch >= 2.11. Price: the value is fixed
-    from then on. A build on first use is hoisted by calling it once before compiling.
+    Move the statement to where the model is built or loaded, and keep its result. torch >= 2.11. Price: the value is
+    fixed from then on. A build on first use is hoisted by calling it once before compiling.
 ``register-op``
-    Where the statement must run with the kernel each time: move both inside an op, which the compiler calls without looking in.
+    Where the statement must run with the kernel each time: move both inside an op, which the compiler calls without
+    looking in.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from __future__ import annotations
 import re
 
 from opgraft.diagnostics.diagnose import attribute
-from opgraft.diagnostics.diagnose.incident import Incident, Verdict
+from opgraft.diagnostics.diagnose.incident import Incident, Verdict, statement
 from opgraft.diagnostics.diagnose.remedies import hoist, register_op
 
 KIND = "host-code"
@@ -75,7 +76,7 @@ def match(incident: Incident) -> Verdict | None:
         severity="error" if incident.form == "failure" else "warning",
         callee=who,
         remedies=(
-            hoist(f"`{incident.location.text.strip()[:80]}`", _advice(incident)),
+            hoist(f"`{statement(incident.location)}`", _advice(incident)),
             register_op(incident, "the wrapper from here to the kernel"),
         ),
         evidence=("no tensor goes in or comes out of the call",) if reason == _NATIVE else (),

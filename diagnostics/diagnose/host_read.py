@@ -2,13 +2,13 @@
 
 What it is
 ----------
-``.item()``, ``.tolist()``, ``.cpu()`` and ``.numpy()``, ``int()`` or ``float()`` of a tensor, or a tensor given where an op's
-schema wants a number.
+``.item()``, ``.tolist()``, ``.cpu()`` and ``.numpy()``, ``int()`` or ``float()`` of a tensor, or a tensor given where
+an op's schema wants a number.
 
 Why it matters
 --------------
-The compiler knows shapes, not values, so the graph ends at the read. On a GPU the host also waits until everything queued
-before it has run.
+The compiler knows shapes, not values, so the graph ends at the read. On a GPU the host also waits until everything
+queued before it has run.
 
 Example
 -------
@@ -31,9 +31,8 @@ Remedies
 ``keep-on-device``
     Use the value as a tensor (arithmetic, ``torch.where``, an op with a tensor argument). Price: none.
 
-``torch._dynamo.config.capture_scalar_outputs = True`` (torch >= 2.11) keeps the graph whole with a symbol for the value; the
-wait for the device stays, and what is then sliced or viewed by that symbol is often the next break.
-"""
+``torch._dynamo.config.capture_scalar_outputs = True`` (torch >= 2.11) keeps the graph whole with a symbol for the
+value; the wait for the device stays, and what is then sliced or viewed by that symbol is often the next break."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ import re
 from opgraft.diagnostics.diagnose import attribute
 from opgraft.diagnostics.diagnose.incident import Incident, Verdict
 from opgraft.diagnostics.diagnose.remedies import KEEP_ON_DEVICE
-from opgraft.diagnostics.model import Remedy
+from opgraft.diagnostics.model import Location, Remedy
 
 KIND = "host-read"
 _TYPES = (
@@ -67,15 +66,16 @@ def match(incident: Incident) -> Verdict | None:
         return _tensor_for_number(incident, number)
     if not incident.gb_type.startswith(_TYPES):
         return None
-    what = _read(incident)
+    place = incident.deepest
+    what = _read(place)
     return Verdict(
         kind=KIND,
         message=f"{what} reads a tensor's value on the host: the compiler knows shapes, not values, so the graph ends "
         "here; on a GPU the host waits for the device as well.",
-        location=incident.location,
-        key=(KIND, incident.location.path, incident.location.line),
+        location=place,
+        key=(KIND, place.path, place.line),
         severity="error" if incident.form == "failure" else "warning",
-        callee=attribute.callee(incident),
+        callee=attribute.callee(incident) if place == incident.location else None,
         remedies=(_read_shape(), KEEP_ON_DEVICE),
         evidence=(
             "torch's advice, capture_scalar_outputs, keeps the graph whole but not the wait; slices by the value may "
@@ -91,8 +91,8 @@ def _tensor_for_number(incident: Incident, found: re.Match[str]) -> Verdict:
     )
     return Verdict(
         kind=KIND,
-        message=f"{found['op']} is given a tensor for its {found['type']} argument {found['argument']!r}. Eager reads the "
-        "value silently; the compiler has no value to read, so the compile fails.",
+        message=f"{found['op']} is given a tensor for its {found['type']} argument {found['argument']!r}. Eager reads "
+        "the value silently; the compiler has no value to read, so the compile fails.",
         location=incident.location,
         key=(KIND, incident.location.path, incident.location.line),
         severity="error",
@@ -102,8 +102,8 @@ def _tensor_for_number(incident: Incident, found: re.Match[str]) -> Verdict:
     )
 
 
-def _read(incident: Incident) -> str:
-    found = _READS.search(incident.location.text)
+def _read(place: Location) -> str:
+    found = _READS.search(place.text)
     if not found:
         return "this statement"
     return f".{found[1]}()" if found[1] else f"{found[2]}(tensor)"

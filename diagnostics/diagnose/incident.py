@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from opgraft.diagnostics.collect.events import Argument, Called, Message
@@ -13,7 +12,8 @@ from opgraft.diagnostics.model import Callee, Cause, Location, Remedy, Severity
 
 @dataclass(frozen=True)
 class Incident:
-    """A graph break (``break``), a frame that falls back to eager whole (``skip``) or a compile that fails (``failure``).
+    """A graph break (``break``), a frame that falls back to eager whole (``skip``) or a compile that fails
+    (``failure``).
 
     ``messages`` are the tracer's, root cause first. ``outer`` is the Python stack that led to the compile, outermost
     first; ``fallback`` the place that torch itself names. ``gives_tensor`` says whether the value that came out of the
@@ -34,7 +34,9 @@ class Incident:
     @property
     def root(self) -> Message | None:
         """The root cause: the first message, or the first that is not a wrapper."""
-        return next((m for m in self.messages if not is_wrapper(m.gb_type)), self.messages[0] if self.messages else None)
+        return next(
+            (m for m in self.messages if not is_wrapper(m.gb_type)), self.messages[0] if self.messages else None
+        )
 
     @property
     def stack(self) -> tuple[Location, ...]:
@@ -49,6 +51,12 @@ class Incident:
         if found is not None:
             return found
         return self.stack[-1] if self.stack else Location(path="", line=0)
+
+    @property
+    def deepest(self) -> Location:
+        """Like :attr:`location`, but inside the Python body of an op where that is what failed on fake tensors."""
+        inner = self.root.inner if self.root is not None else ()
+        return innermost(inner, self.prefixes) or self.location
 
     @property
     def reader_stack(self) -> tuple[Location, ...]:
@@ -107,7 +115,6 @@ class Verdict:
     callee: Callee | None = None
     remedies: tuple[Remedy, ...] = ()
     evidence: tuple[str, ...] = ()
-    follows_from: str = field(default="")
 
 
 _WRAPPERS = (
@@ -115,20 +122,20 @@ _WRAPPERS = (
     "Graph break under",
     "Graph break in inlined function",
     "Failed to handle graph break gracefully",
-    "Cannot resume from graph break",
-    "Should not compile partial graph",
-    "cannot resume",
-    "Unsupported context manager",
-    "Reconstruction failure",
-    "Data-dependent assertion failed (cannot compile partial graph)",
 )
 
 
 def is_wrapper(gb_type: str) -> bool:
     """True for messages that only say where a break could not be resumed from."""
     lowered = gb_type.lower()
-    return gb_type.startswith(_WRAPPERS[:5]) or "cannot resume" in lowered or "for/while loop" in lowered
+    return lowered.startswith(tuple(word.lower() for word in _WRAPPERS)) or "cannot resume" in lowered
 
 
-def last(frames: Sequence[Location]) -> Location | None:
-    return frames[-1] if frames else None
+def statement(place: Location) -> str:
+    """The part of the line that the place marks, short enough for a sentence."""
+    text = place.text
+    if place.column is not None:
+        one_line = place.end_line in (None, place.line)
+        text = text[place.column : place.end_column if one_line else None]
+    text = text.partition("  #")[0].strip() or place.text.strip()
+    return text if len(text) <= 80 else text[:79] + "…"

@@ -8,12 +8,22 @@ from opgraft.diagnostics.diagnose.gather import sort_key
 from opgraft.diagnostics.model import CheckResult, Finding, Report
 
 _FOLLOWS = frozenset(
-    "missing-fake other-break recompile fake-specializes host-code host-read data-dependent-shape opaque-call".split()
+    [
+        "missing-fake",
+        "other-break",
+        "recompile",
+        "fake-specializes",
+        "host-code",
+        "host-read",
+        "data-dependent-shape",
+        "opaque-call",
+    ]
 )
 
 
 def merge(report: Report, findings: tuple[Finding, ...], checks: tuple[CheckResult, ...]) -> Report:
-    """The doctor's findings first. One of the run's that follows from an op's fault is evidence in it, not beside it."""
+    """The doctor's findings first. One of the run's that follows from an op's fault is evidence in it, not beside
+    it."""
     extra = list(findings)
     kept = []
     for seen in report.findings:
@@ -33,7 +43,7 @@ def is_same_cause(found: Finding, seen: Finding) -> bool:
         return _op(found) == _op(seen) != "" or _place(found) == _place(seen)
     if found.severity == "note" or seen.kind not in _FOLLOWS:
         return False
-    if _op(found) and _op(found) == _op(seen):
+    if _op(found) and (_op(found) == _op(seen) or (seen.kind == "other-break" and _names(seen, _op(found)))):
         return True
     return _place(found) == _place(seen) and found.severity in ("error", "warning")
 
@@ -49,6 +59,12 @@ def joined(found: Finding, seen: Finding) -> Finding:
         cost=seen.cost if found.cost.us_per_step is None else found.cost,
         evidence=evidence,
     )
+
+
+def _names(finding: Finding, op: str) -> bool:
+    """Does torch's message speak of this op, as ``ns::op`` or as ``ns.op``?"""
+    texts = (finding.message, *(f"{cause.context} {cause.explanation}" for cause in finding.causes), *finding.evidence)
+    return any(name in text for text in texts for name in (op, op.replace("::", ".") + "."))
 
 
 def _op(finding: Finding) -> str:

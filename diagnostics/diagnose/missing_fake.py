@@ -2,14 +2,14 @@
 
 What it is
 ----------
-The compiler runs every op on fake tensors first, to learn shapes, dtypes and strides. An op that has no fake kernel cannot be
-run so. For an op made with ``Library.define`` that is a graph break; for one made with ``torch.library.custom_op`` the compile
-fails.
+The compiler runs every op on fake tensors first, to learn shapes, dtypes and strides. An op that has no fake kernel
+cannot be run so. For an op made with ``Library.define`` that is a graph break; for one made with
+``torch.library.custom_op`` the compile fails.
 
 Why it matters
 --------------
-The op is registered, and still breaks the graph or the program. Where one op calls another, the inner one is at fault, and
-perhaps only for one shape.
+The op is registered, and still breaks the graph or the program. Where one op calls another, the inner one is at
+fault, and perhaps only for one shape.
 
 Example
 -------
@@ -30,9 +30,9 @@ Mended
 Remedies
 --------
 ``add-fake``
-    ``torch.library.register_fake("ns::op")`` (torch >= 2.11) with a function that gives the outputs' shape, dtype, device and
-    strides, from the sizes of the inputs and nothing else. Price: a few lines. An op whose kernel is registered as
-    CompositeImplicitAutograd must be moved to CPU or CUDA first.
+    ``torch.library.register_fake("ns::op")`` (torch >= 2.11) with a function that gives the outputs' shape, dtype,
+    device and strides, from the sizes of the inputs and nothing else. Price: a few lines. An op whose kernel is
+    registered as CompositeImplicitAutograd must be moved to CPU or CUDA first.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ def match(incident: Incident) -> Verdict | None:
     return Verdict(
         kind=KIND,
         message=f"{op} has no fake kernel: the compiler cannot know the shape of its result, {effect}.",
-        location=incident.location,
+        location=incident.deepest,
         key=(KIND, op),
         severity="error" if fails else "warning",
         callee=Callee(name=op, distribution=_distribution(incident), owner="op"),
         remedies=(
             Remedy(
                 id="add-fake",
-                text=f'torch.library.register_fake("{op}") with a function of the inputs\' sizes that gives the outputs\' '
-                "shape, dtype, device and strides",
+                text=f"torch.library.register_fake(\"{op}\") with a function of the inputs' sizes that gives the "
+                "outputs' shape, dtype, device and strides",
                 price="a few lines; it must agree with the kernel for every size",
             ),
         ),

@@ -2,15 +2,15 @@
 
 What it is
 ----------
-A call into native code (pybind11, a CPython extension, ctypes, a DLPack bridge, the launcher of a kernel language) that
-takes or gives tensors and is not registered with torch. The compiler cannot see through it, so it ends the graph before the
-call, runs the call from Python and starts a new graph after it.
+A call into native code (pybind11, a CPython extension, ctypes, a DLPack bridge, the launcher of a kernel language)
+that takes or gives tensors and is not registered with torch. The compiler cannot see through it, so it ends the graph
+before the call, runs the call from Python and starts a new graph after it.
 
 Why it matters
 --------------
-Nothing fuses across the gap: the tensors at its border go through memory. Guards are checked again behind it, and a CUDA
-graph ends there. In a model with the call in every layer that is two graphs a layer. If an input needs a gradient, a raw
-call loses it without a word.
+Nothing fuses across the gap: the tensors at its border go through memory. Guards are checked again behind it, and a
+CUDA graph ends there. In a model with the call in every layer that is two graphs a layer. If an input needs a
+gradient, a raw call loses it without a word.
 
 Example
 -------
@@ -41,9 +41,9 @@ Mended
 Remedies
 --------
 ``register-op``
-    Give the kernel a schema, a fake and, where an input needs a gradient, an autograd formula. torch >= 2.11: in C++ with
-    the stable ABI, or in Python with ``torch.library.custom_op``. Price: one registration; a call through the dispatcher
-    costs some microseconds more than the raw binding.
+    Give the kernel a schema, a fake and, where an input needs a gradient, an autograd formula. torch >= 2.11: in C++
+    with the stable ABI, or in Python with ``torch.library.custom_op``. Price: one registration; a call through the
+    dispatcher costs some microseconds more than the raw binding.
 ``leave-it``
     Where the break was measured to cost under 1 % of the step. Price: none.
 """
@@ -106,7 +106,11 @@ def _binding(incident: Incident) -> str:
     assert called is not None
     if attribute.is_foreign(called):
         return "a foreign function, called through ctypes" if "ctypes" in called.module + called.type_module else "cffi"
-    if "pybind11" in called.name or "pybind11" in called.type_module or called.doc.startswith(called.name.rpartition(".")[2] + "("):
+    if (
+        "pybind11" in called.name
+        or "pybind11" in called.type_module
+        or called.doc.startswith(called.name.rpartition(".")[2] + "(")
+    ):
         return "pybind11"
     if called.type not in ("builtin_function_or_method", "type"):
         return f"a native callable object of type {called.type}"

@@ -48,7 +48,7 @@ def match(incident: Incident) -> Verdict | None:
         message = f"The compiler stops here and runs the whole frame in eager: {said}."
     else:
         message = f"The graph ends here: {said}."
-    evidence = ()
+    evidence: tuple[str, ...] = ()
     if "custom" in incident.text.lower() and not incident.custom_ops:
         evidence = ("torch's message speaks of a custom kernel; no custom op or kernel takes part here",)
     return Verdict(

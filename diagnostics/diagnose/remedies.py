@@ -1,4 +1,5 @@
-"""Texts of remedies that several rules give. Each is specific to the incident: the schema, the statement, the argument."""
+"""Texts of remedies that several rules give. Each is specific to the incident: the schema, the statement, the
+argument."""
 
 from __future__ import annotations
 

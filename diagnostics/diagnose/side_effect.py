@@ -6,8 +6,8 @@ What it is
 
 Why it matters
 --------------
-The compiler will not reorder output against computation by itself, so the graph ends at the call, on every step, also where
-the log level drops the line.
+The compiler will not reorder output against computation by itself, so the graph ends at the call, on every step, also
+where the log level drops the line.
 
 Example
 -------
@@ -32,11 +32,13 @@ Mended
 Remedies
 --------
 ``reorder-logging``
-    Tell the compiler that the call may move or go. torch >= 2.11: ``torch._dynamo.config.reorderable_logging_functions.add(
-    print)`` for plain functions (the text then comes after the region); ``config.ignore_logging_functions`` and
-    ``config.ignore_logger_methods`` drop the call while compiled. Price: order, or the line itself.
+    Tell the compiler that the call may move or go. torch >= 2.11:
+    ``torch._dynamo.config.reorderable_logging_functions.add( print)`` for plain functions (the text then comes after
+    the region); ``config.ignore_logging_functions`` and ``config.ignore_logger_methods`` drop the call while
+    compiled. Price: order, or the line itself.
 ``hoist-host-code``
-    Move the call out of the region, or put it under ``if not torch.compiler.is_compiling():``. For a warning: stop causing it.
+    Move the call out of the region, or put it under ``if not torch.compiler.is_compiling():``. For a warning: stop
+    causing it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ import re
 
 from opgraft.diagnostics.collect.events import Called
 from opgraft.diagnostics.diagnose import attribute
-from opgraft.diagnostics.diagnose.incident import Incident, Verdict
+from opgraft.diagnostics.diagnose.incident import Incident, Verdict, statement
 from opgraft.diagnostics.diagnose.remedies import hoist
 from opgraft.diagnostics.model import Remedy
 
@@ -72,7 +74,7 @@ def match(incident: Incident) -> Verdict | None:
         key=(KIND, incident.location.path, incident.location.line),
         severity="error" if incident.form == "failure" else "warning",
         callee=attribute.callee(incident),
-        remedies=(_reorder(name, incident.called), hoist(f"`{incident.location.text.strip()[:80]}`", advice)),
+        remedies=(_reorder(name, incident.called), hoist(f"`{statement(incident.location)}`", advice)),
     )
 
 
@@ -89,8 +91,11 @@ def _output(incident: Incident) -> str:
             return f"a write to a stream ({name})"
     if incident.gb_type.startswith(_TYPES):
         return "this log call"
-    if any(f"/{module}/" in frame.path or frame.path.endswith(f"/{module}.py") for frame in incident.stack[-3:]
-           for module in ("logging", "warnings", "tqdm")):
+    if any(
+        f"/{module}/" in frame.path or frame.path.endswith(f"/{module}.py")
+        for frame in incident.stack[-3:]
+        for module in ("logging", "warnings", "tqdm")
+    ):
         return "a log or warning call"
     if incident.root is not None and "module:" in incident.root.context:
         found = _WORDS.search(incident.root.context)
@@ -103,7 +108,10 @@ def _reorder(name: str, called: Called | None) -> Remedy:
     if "warn" in name:
         text = "torch._dynamo.config.ignore_logging_functions.add(warnings.warn) drops the call while compiled"
     elif "ogger" in name or name.startswith("logging"):
-        text = "torch._dynamo.config.ignore_logger_methods.add(...) or ignore_logging_functions.add(...) drops the call while compiled"
+        text = (
+            "torch._dynamo.config.ignore_logger_methods.add(...) or ignore_logging_functions.add(...) drops the call "
+            "while compiled"
+        )
     else:
         text = f"torch._dynamo.config.reorderable_logging_functions.add({name}) lets the output come after the region"
     return Remedy(id="reorder-logging", text=text, price="the order of output and computation, or the line itself")

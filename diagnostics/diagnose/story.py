@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -33,6 +33,17 @@ class CompiledFrame:
     order: int = 0
 
 
+@dataclass(frozen=True)
+class Hit:
+    """A cache answered for a graph that calls ``op``."""
+
+    op: str
+    cache: str
+    key: str
+    t: float
+    location: Location | None
+
+
 @dataclass
 class Story:
     """Everything that the rules need, gathered by :func:`read`."""
@@ -47,11 +58,12 @@ class Story:
     symbols: list[ev.Symbol] = field(default_factory=list)
     cudagraphs: list[ev.CudagraphsSkipped] = field(default_factory=list)
     registered: list[ev.Registered] = field(default_factory=list)
-    cached: list[ev.Cached] = field(default_factory=list)
+    hits: list[Hit] = field(default_factory=list)
     op_uses: dict[str, list[tuple[str, Location | None]]] = field(default_factory=dict)
     graphs: int = 0
     events: int = 0
-    handled: Counter[str] = field(default_factory=Counter)
+    generations: int = 0
+    inlined: set[tuple[str, str]] = field(default_factory=set)
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -85,14 +97,22 @@ class Reader:
             if len(self._messages) > _MESSAGES_KEPT:
                 self._messages.popitem(last=False)
         elif isinstance(event, ev.CompileBegan):
+            if any(incident.id != event.id for incident in self._pending):
+                yield from self._flush()
+            if event.attempt == 0:
+                self._new_generation(event.id)
             frame = self._frame(event.id)
             frame.stack = event.stack or frame.stack
         elif isinstance(event, ev.Broke):
+            broke = self._broke(event)
+            self._pending = [i for i in self._pending if not (i.form == "failure" and i.id == broke.id)]
             yield from self._flush()
-            self._pending.append(self._broke(event))
+            self._pending.append(broke)
         elif isinstance(event, ev.Failed):
-            yield from self._flush()
-            self._pending.append(self._failed(event))
+            failed = self._failed(event)
+            if not any(i.form == "skip" and i.id == failed.id for i in self._pending):
+                yield from self._flush()
+                self._pending.append(failed)
         elif isinstance(event, ev.Graph):
             self._graph(event)
         elif isinstance(event, ev.CompileEnded):
@@ -108,8 +128,7 @@ class Reader:
         elif isinstance(event, ev.Registered):
             story.registered.append(event)
         elif isinstance(event, ev.Cached):
-            if len(story.cached) < 10_000:
-                story.cached.append(event)
+            self._cached(event)
         elif isinstance(event, ev.Raised):
             story.raised = event
         elif isinstance(event, ev.Laps):
@@ -125,6 +144,15 @@ class Reader:
             frames[identity] = CompiledFrame(identity, order=len(frames))
         return frames[identity]
 
+    def _new_generation(self, identity: str) -> None:
+        """``torch._dynamo.reset()`` starts the ids anew: what was known under the same id moves aside."""
+        story = self.story
+        frame = story.frames.get(identity)
+        if frame is not None and identity in story.ends:
+            story.generations += 1
+            story.frames[f"{identity}~{story.generations}"] = story.frames.pop(identity)
+            story.ends[f"{identity}~{story.generations}"] = story.ends.pop(identity)
+
     def _take(self, numbers: tuple[int, ...]) -> tuple[ev.Message, ...]:
         return tuple(self._messages[number] for number in numbers if number in self._messages)
 
@@ -132,6 +160,8 @@ class Reader:
         frame = self._frame(event.id)
         frame.broke = True
         frame.skipped = frame.skipped or event.skipped
+        for message in self._take(event.messages):
+            self.story.inlined.update((f.path, f.function) for f in message.stack[1:])
         return Incident(
             form="skip" if event.skipped else "break",
             id=event.id,
@@ -173,6 +203,15 @@ class Reader:
             frame.function, frame.path, frame.line = event.function, event.path, event.line
             frame.empty = event.ops == 0
             self.story.ends[event.id] = event
+
+    def _cached(self, event: ev.Cached) -> None:
+        if event.outcome != "hit" or len(self.story.hits) > 10_000:
+            return
+        for op, uses in self.story.op_uses.items():
+            for identity, place in uses:
+                if identity == event.id:
+                    self.story.hits.append(Hit(op, event.cache, event.key, event.t, place))
+                    break
 
     def _flush(self) -> Iterator[Incident]:
         yield from self._pending

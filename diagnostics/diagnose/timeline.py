@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
+from opgraft.diagnostics.collect.place import function_name
 from opgraft.diagnostics.diagnose.story import Story
-from opgraft.diagnostics.model import Finding, Region
+from opgraft.diagnostics.model import Region
 
 
 def per_step(story: Story, ids: set[str]) -> int | None:
@@ -29,8 +30,10 @@ def step_us(story: Story) -> float | None:
     return median(totals[:-1] or totals)
 
 
-def regions(story: Story, findings: tuple[Finding, ...]) -> tuple[Region, ...]:
-    """One region a graph and a gap: those of the repeating step with times, else those that were compiled, without."""
+def regions(story: Story, findings: dict[str, int]) -> tuple[Region, ...]:
+    """One region a graph and a gap: those of the repeating step with times, else those that were compiled, without.
+
+    ``findings`` gives the number of the finding that a compile id's break belongs to."""
     laps = story.laps
     order = list(laps.graphs) if laps.steps >= 2 else [i for i, frame in story.frames.items() if frame.graphs]
     found: list[Region] = []
@@ -55,10 +58,17 @@ def regions(story: Story, findings: tuple[Finding, ...]) -> tuple[Region, ...]:
                     name="eager",
                     compile_id=identity,
                     us_per_step=median(gap) if gap and index + 1 < len(order) else None,
+                    finding=findings.get(identity),
                 )
             )
     found.extend(
-        Region(kind="skipped-frame", name=frame.function or "frame", location=frame.location, compile_id=identity)
+        Region(
+            kind="skipped-frame",
+            name=function_name(frame.function) or "frame",
+            location=frame.location,
+            compile_id=identity,
+            finding=findings.get(identity),
+        )
         for identity, frame in story.frames.items()
         if frame.skipped
     )
@@ -66,7 +76,16 @@ def regions(story: Story, findings: tuple[Finding, ...]) -> tuple[Region, ...]:
 
 
 def explain_would_say(story: Story) -> tuple[int, int]:
-    """Graphs, and graphs minus one, as ``torch._dynamo.explain`` counts them for one call."""
-    first = [frame for identity, frame in story.frames.items() if identity.endswith("/0") or "/" not in identity]
+    """Graphs, and graphs minus one for every compiled callable, as ``torch._dynamo.explain`` counts one call of
+    each."""
+    first = [frame for frame in story.frames.values() if frame.id.endswith("/0") and frame.function]
     graphs = sum(1 for frame in first if frame.graphs)
-    return graphs, graphs - 1
+    roots = sum(
+        1 for frame in first if not is_resume(frame.function) and (frame.path, frame.function) not in story.inlined
+    )
+    return graphs, graphs - max(1, roots)
+
+
+def is_resume(function: str) -> bool:
+    """True for the rest of a function behind a break, which torch compiles as a function of its own."""
+    return function.startswith("torch_dynamo_resume_in_")

@@ -2,13 +2,13 @@
 
 What it is
 ----------
-A ``@triton.jit`` kernel launched from the compiled region with something the compiler does not model: a grid or an argument it
-cannot trace, an unusual decorator, a launcher object of one's own, a pointer instead of a tensor.
+A ``@triton.jit`` kernel launched from the compiled region with something the compiler does not model: a grid or an
+argument it cannot trace, an unusual decorator, a launcher object of one's own, a pointer instead of a tensor.
 
 Why it matters
 --------------
-A plain launch ``kernel[grid](...)`` is taken into the graph and needs no op at all. One that is not taken splits the graph as
-a raw kernel does.
+A plain launch ``kernel[grid](...)`` is taken into the graph and needs no op at all. One that is not taken splits the
+graph as a raw kernel does.
 
 Example
 -------
@@ -30,8 +30,9 @@ Mended
 Remedies
 --------
 ``use-triton-op``
-    ``torch.library.triton_op`` with ``wrap_triton`` around the kernel (torch >= 2.11), or a direct ``kernel[grid](...)`` with
-    tensors, numbers and a tuple or lambda for the grid. Price: none; the kernel stays visible to the compiler.
+    ``torch.library.triton_op`` with ``wrap_triton`` around the kernel (torch >= 2.11), or a direct
+    ``kernel[grid](...)`` with tensors, numbers and a tuple or lambda for the grid. Price: none; the kernel stays
+    visible to the compiler.
 """
 
 from __future__ import annotations

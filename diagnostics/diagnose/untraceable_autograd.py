@@ -2,14 +2,14 @@
 
 What it is
 ----------
-A statement in the forward or the backward of a ``torch.autograd.Function`` that cannot be traced: a raw kernel, a print, a
-pointer, strides of the incoming gradient. torch traces both together, so a bad backward takes the forward out of the graph
-too, and torch's own message points at ``.apply``.
+A statement in the forward or the backward of a ``torch.autograd.Function`` that cannot be traced: a raw kernel, a
+print, a pointer, strides of the incoming gradient. torch traces both together, so a bad backward takes the forward
+out of the graph too, and torch's own message points at ``.apply``.
 
 Why it matters
 --------------
-The whole function falls out of the graph, forward and backward. In inference, where no backward is traced, the break is gone:
-that is why it is easily missed.
+The whole function falls out of the graph, forward and backward. In inference, where no backward is traced, the break
+is gone: that is why it is easily missed.
 
 Example
 -------
@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from opgraft.diagnostics.collect.place import innermost
 from opgraft.diagnostics.diagnose import attribute, opaque_call, side_effect
-from opgraft.diagnostics.diagnose.incident import Incident, Verdict
+from opgraft.diagnostics.diagnose.incident import Incident, Verdict, statement
 from opgraft.diagnostics.diagnose.remedies import hoist, register_op
 
 KIND = "untraceable-autograd"
@@ -63,13 +63,13 @@ def match(incident: Incident) -> Verdict | None:
     what = f"calls {who.name}" if who is not None and who.name else "does what cannot be traced"
     effect = side_effect.match(incident) is not None
     remedies = (
-        hoist(f"`{inside.text.strip()[:80]}`", "forward and backward may hold tensor operations and ops only"),
+        hoist(f"`{statement(inside)}`", "forward and backward may hold tensor operations and ops only"),
         register_op(incident, "what this statement needs"),
     )
     return Verdict(
         kind=KIND,
-        message=f"The {phase} of {root.function_class} {what}. torch traces forward and backward together, so the whole "
-        "function falls out of the graph, and torch's message points at .apply.",
+        message=f"The {phase} of {root.function_class} {what}. torch traces forward and backward together, so the "
+        "whole function falls out of the graph, and torch's message points at .apply.",
         location=inside,
         key=(KIND, inside.path, inside.line),
         severity="error" if incident.form == "failure" else "warning",
@@ -80,9 +80,14 @@ def match(incident: Incident) -> Verdict | None:
 
 
 def _within(incident: Incident) -> bool:
-    """True where the stack has entered the function: its innermost changeable frame is not the one that calls ``.apply``."""
+    """True where the stack has entered the function: its innermost changeable frame is not the one that calls
+    ``.apply``."""
     root = incident.root
     assert root is not None
-    names = [frame.function for frame in root.stack if frame.function in ("forward", "backward", "setup_context", "vmap", "jvp")]
+    names = [
+        frame.function
+        for frame in root.stack
+        if frame.function in ("forward", "backward", "setup_context", "vmap", "jvp")
+    ]
     inside = innermost(root.stack, incident.prefixes)
     return bool(names) and inside is not None and ".apply(" not in inside.text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,3 +25,122 @@ def backend(name: Any, mode: str | None, options: dict[str, Any] | None, dynamic
     found: Callable[..., Any] = lookup_backend(name)
     given = {key: value for key, value in (("mode", mode), ("options", options)) if value}
     return (lambda module, inputs, **_: found(module, inputs, **given)) if given else found
+
+
+def backend_of(options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The backend that the keyword arguments of a ``torch.compile`` call name."""
+    return backend(
+        options.get("backend", "inductor"), options.get("mode"), options.get("options"), options.get("dynamic")
+    )
+
+
+def scheduler_hook(hook: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
+    """Inductor settings under which ``hook`` sees the scheduler's nodes after fusion, with no cache in the way.
+
+    Generated CPU kernels are bracketed for the profiler meanwhile, so that they have names and times in it. Names that
+    this torch lacks are left out; without the hook's own name the result is empty.
+    """
+    from torch._inductor import config
+
+    wanted = {"_post_fusion_custom_pass": hook, "force_disable_caches": True, "cpp.enable_kernel_profile": True}
+    found = {}
+    for name, value in wanted.items():
+        owner: Any = config
+        for part in name.split("."):
+            owner = getattr(owner, part, _MISSING)
+        if owner is not _MISSING:
+            found[name] = value
+    return found if "_post_fusion_custom_pass" in found else {}
+
+
+_MISSING = object()
+
+
+def patched(settings: dict[str, Any]) -> Any:
+    """A context with Inductor settings in force."""
+    from torch._inductor import config
+
+    return config.patch(settings)
+
+
+def node_bytes(node: Any) -> int:
+    """Bytes that a scheduler node reads and writes, each buffer once; 0 where torch cannot say."""
+    try:
+        return int(node.get_read_write_buffers_sizes())
+    except Exception:
+        return 0
+
+
+def node_parts(node: Any) -> list[Any]:
+    """The nodes that were fused into this one."""
+    try:
+        return list(node.get_nodes())
+    except Exception:
+        return [node]
+
+
+def node_overload(node: Any) -> Any:
+    """The overload that an extern node calls, None for generated code and for kernels called by another way."""
+    inner = getattr(node, "node", None)
+    return getattr(inner, "op_overload", None)
+
+
+def node_is_nothing(node: Any) -> bool:
+    """True for nodes that run no kernel: views of a tuple, aliases, inputs."""
+    kind, inner = type(node).__name__, type(getattr(node, "node", None)).__name__
+    return kind == "NopKernelSchedulerNode" or inner in ("MultiOutput", "NoneAsConstantBuffer", "MutationOutput")
+
+
+def node_is_extern(node: Any) -> bool:
+    try:
+        return bool(node.is_extern())
+    except Exception:
+        return type(node).__name__ == "ExternKernelSchedulerNode"
+
+
+def body_operations(node: Any) -> frozenset[str]:
+    """What the loop body of a generated node does: ``load``, ``store``, ``to_dtype``, ``mul`` ... Empty if unknown."""
+    found: set[str] = set()
+    for part in node_parts(node):
+        counts = getattr(getattr(part, "_body", None), "op_counts", None)
+        if not counts:
+            return frozenset()
+        found.update(counts)
+    return frozenset(found)
+
+
+def node_origins(node: Any) -> tuple[str, ...]:
+    """Names of the graph operations that went into a node."""
+    names: dict[str, None] = {}
+    for part in node_parts(node):
+        try:
+            origins = part.node.get_origins()
+        except Exception:
+            continue
+        for origin in origins:
+            names[str(origin.target)] = None
+    return tuple(sorted(names))
+
+
+def node_reads(node: Any) -> frozenset[str]:
+    try:
+        return frozenset(dependency.name for dependency in node.read_writes.reads)
+    except Exception:
+        return frozenset()
+
+
+def node_writes(node: Any) -> frozenset[str]:
+    try:
+        return frozenset(node.get_buffer_names())
+    except Exception:
+        return frozenset()
+
+
+def compile_id() -> str:
+    """The id of the compile that runs in this thread, as the profiler names its region: "3/0"; "" where unknown."""
+    try:
+        from torch._guards import CompileContext
+
+        return str(CompileContext.current_compile_id() or "")
+    except Exception:
+        return ""

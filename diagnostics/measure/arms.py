@@ -117,25 +117,20 @@ def make_arm(
     references: Mapping[str, Callable[..., Any]],
     compile_options: Mapping[str, Any] | None = None,
     *,
-    inner: Callable[..., Any] | None = None,
+    make_backend: Callable[[Callable[..., Any], Mapping[str, Callable[..., Any]]], SiteBackend] = SiteBackend,
 ) -> Arm:
     """An arm whose first step will compile it.
 
     Args:
         references: the reference of every op that some arm replaces.
         compile_options: keyword arguments of ``torch.compile``.
-        inner: a backend in place of the one that the options name (facts are taken so).
+        make_backend: what stands between Dynamo and the backend that the options name.
     """
     entry = make_entry(subject.model, plan.name)
     if not plan.compiled:
         return Arm(plan, make_step(subject, entry), entry)
-    options = dict(compile_options or {})
-    mode, inductor, backend = (
-        options.pop("mode", None),
-        options.pop("options", None),
-        options.pop("backend", "inductor"),
-    )
-    chosen = inner or _compat.backend(backend, mode, inductor, options.get("dynamic"))
-    sites = SiteBackend(chosen, {name: references[name] for name in plan.replaced})
+    given = dict(compile_options or {})
+    sites = make_backend(_compat.backend_of(given), {name: references[name] for name in plan.replaced})
+    options = {key: value for key, value in given.items() if key not in ("mode", "options", "backend")}
     compiled = torch.compile(entry, backend=sites, **options)
     return Arm(plan, make_step(subject, compiled), compiled, sites)

@@ -3,52 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from opgraft.diagnostics.measure import compare as measuring
-from opgraft.diagnostics.measure.source import load_build
-from opgraft.diagnostics.measure.subject import built
+from opgraft.diagnostics.measure.compare import compare_file
 from opgraft.diagnostics.model import Report
 
 
-def run(
-    target: str,
-    *,
-    without: tuple[str, ...],
-    json: Path | None,
-    html: Path | None,
-    seconds: float,
-    train: bool,
-    mode: str | None,
-    arms: tuple[str, ...] | None,
-    device: str | None,
-) -> int:
-    """Compares and prints; returns the exit code: 0 where something was measured, 2 where the call was wrong."""
-    console = Console()
-    errors = Console(stderr=True)
+def run(target: str, *, json: Path | None, html: Path | None, notes: bool, **options: Any) -> int:
+    """Compares and prints; returns the exit code: 0 where something was measured, 1 where nothing was, 2 where the
+    call was wrong. ``options`` are those of ``compare_file``."""
+    console, errors = Console(), Console(stderr=True)
     try:
-        subject = built(load_build(target), train=train, device=device)
         with _bar(errors) as bar:
             task = bar.add_task("starting", total=1.0)
-            report = measuring.compare(
-                subject.model,
-                {**subject.kwargs} if subject.kwargs else subject.args,
-                without,
-                arms=arms,
-                train=train,
-                loss=subject.loss,
-                seconds=seconds,
-                compile_options={"mode": mode} if mode else None,
+            report = compare_file(
+                target,
                 progress=lambda message, share: bar.update(task, description=message, completed=share),
+                **options,
             )
     except (LookupError, TypeError, ValueError, FileNotFoundError) as error:
-        errors.print(f"[red]opgraft compare:[/red] {error}", highlight=False)
+        errors.print("[red]opgraft compare:[/red]", str(error), highlight=False, markup=True, soft_wrap=True)
         return 2
-    show(report, console)
+    show(report, console, notes)
     write(report, json, html)
-    return 0
+    return 0 if report.ledger is not None and report.ledger.arms else 1
 
 
 def _bar(console: Console) -> Progress:
@@ -62,10 +44,16 @@ def _bar(console: Console) -> Progress:
     )
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: Report, console: Console, notes: bool = False) -> None:
+    """The comparison first, then what was found."""
+    from opgraft.diagnostics.report.comparison import print_comparison
     from opgraft.diagnostics.report.terminal import print_report
 
-    print_report(report, console)
+    if report.ledger is not None:
+        print_comparison(report.ledger, console)
+    if report.findings:
+        console.print()
+        print_report(msgspec.structs.replace(report, ledger=None), console=console, notes=notes)
 
 
 def write(report: Report, json: Path | None, html: Path | None) -> None:

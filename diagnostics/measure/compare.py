@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import inspect
-import math
-import time
+import linecache
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-import opgraft
-from opgraft.diagnostics.measure import (
-    invalid_measurement,
-    kernel_not_run,
-    no_gain,
-    ops,
-    outcome,
-    prose,
-    session,
-    statistics,
-)
+from opgraft.diagnostics.measure import assemble, campaign, collect, session, source, statistics
+from opgraft.diagnostics.measure import ops as measured_ops
 from opgraft.diagnostics.measure.arms import BASELINE, TWIN
 from opgraft.diagnostics.measure.blocks import Block
-from opgraft.diagnostics.measure.readings import Problem, Reading
+from opgraft.diagnostics.measure.readings import Reading
+from opgraft.diagnostics.measure.request import Request
 from opgraft.diagnostics.measure.subject import Subject, subject_of
 from opgraft.diagnostics.measure.swap import Swap
-from opgraft.diagnostics.model import ArmResult, Comparison, Finding, Ledger, Location, Report
+from opgraft.diagnostics.model import Location, Report
 
-__all__ = ["Swap", "compare"]
+__all__ = ["Swap", "compare", "compare_file"]
 
 Progress = Callable[[str, float], None]
 
 
 def compare(
-    model: Callable[..., Any],
+    model: Callable[..., Any] | str,
     inputs: Any = (),
     ops: Sequence[Any] = (),
     *,
     arms: Sequence[str] | None = None,
-    raw: Swap | Sequence[Swap] | None = None,
+    raw: Swap | Sequence[Swap] | str | None = None,
     references: Mapping[Any, Callable[..., Any]] | None = None,
     train: bool = False,
     loss: Callable[[Any], torch.Tensor] | None = None,
@@ -47,6 +41,9 @@ def compare(
     seconds: float = 60.0,
     compile_options: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
+    processes: int = 5,
+    ledger: bool = True,
+    predict: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Times a model with its custom ops against the same model with their references, and says why they differ.
@@ -54,19 +51,25 @@ def compare(
     The model is not edited: both sides are compiled from it, and differ at the ops' call sites alone.
 
     Args:
-        model: an ``nn.Module`` or a function that calls the ops.
+        model: an ``nn.Module`` or a function that calls the ops, measured in this process; or ``"FILE.py:build"``,
+            measured over fresh processes with caches of their own. One process cannot know what another would have
+            measured: intervals from the first form hold for the process that took them.
         inputs: one batch: a tensor, a tuple of arguments, or a dict of keyword arguments.
         ops: names (``"ns::op"``), overloads, public functions, or ``Swap(module, "name", reference)`` for a function
             that is not registered. By default every op with a record that the model calls.
         arms: names of the arms to run beside ``compiler``, of ``eager``, ``op``, ``op ns::name``, ``raw``.
-        raw: the unregistered form of an op, as ``Swap(module, "name", kernel)``: becomes the arm ``raw``.
+        raw: the unregistered form of an op, as ``Swap(module, "name", kernel)``: becomes the arm ``raw``. With a file,
+            the name of a function there that returns it; a function called ``raw`` is taken by itself.
         references: plain torch for ops without a record, or in place of the record's.
         train: a step is forward, backward and optimiser step; else forward under ``no_grad``.
         loss: takes the output to a scalar. By default every output gets a fixed random gradient.
         optimizer: takes the parameters to an optimiser; plain SGD by default. Its learning rate is set to 0.
-        seconds: time for timing, beside what compiling takes.
+        seconds: time for timing over all processes, beside what compiling takes.
         compile_options: keyword arguments of ``torch.compile`` for every arm.
         device: where to run; where the model is, by default.
+        processes: how many fresh processes at most, for ``"FILE.py:build"``.
+        ledger: compile once more with caches off, and split the difference into terms.
+        predict: add the step that isolated times and one compiled graph alone would have foretold.
         progress: called with a message and the share done.
 
     Returns:
@@ -76,11 +79,94 @@ def compare(
     Raises:
         TypeError, LookupError, ValueError: the model, an op or an arm is not what it has to be.
     """
+    if isinstance(model, str):
+        _for_files(raw=raw, references=references, loss=loss, optimizer=optimizer)
+        return compare_file(
+            model,
+            ops,
+            arms=arms,
+            raw=raw if isinstance(raw, str) else None,
+            train=train,
+            seconds=seconds,
+            compile_options=compile_options,
+            device=device,
+            processes=processes,
+            ledger=ledger,
+            predict=predict,
+            progress=progress,
+        )
+    if isinstance(raw, str):
+        raise TypeError(
+            "compare: raw is the name of a function, which needs FILE.py:build; give Swap(module, 'name', kernel)"
+        )
+    tell = progress or (lambda message, share: None)
     subject = subject_of(model, inputs, train=train, loss=loss, optimizer=optimizer, device=device)
     question = make_question(subject, ops, arms, raw, references, compile_options, seconds)
-    reading = session.run(subject, question, progress, enough=_enough)
+    timing = 0.6 if ledger or predict else 1.0
+    reading = session.run(subject, question, lambda m, s: tell(m, timing * s), enough=_enough)
+    facts = None
+    if (ledger or predict) and reading.series is not None:
+        facts = collect.collect(subject, question, lambda m, s: tell(m, timing + (1 - timing) * s), _worth(reading))
     stopped = _stopped(reading, question, seconds)
-    return report_of([reading], question, fallback_location(subject), stopped)
+    return assemble.report_of([reading], fallback_location(subject), stopped, facts, predict=predict)
+
+
+def _for_files(**given: Any) -> None:
+    """What a file has to bring itself: a function cannot be handed to another process."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, str):
+            raise TypeError(
+                f"compare: {name} cannot be given beside FILE.py:build, since it is measured in other processes: define "
+                f"{'it as ' + name + ' in that file' if name in ('raw', 'references') else 'it in build()'}"
+            )
+
+
+def compare_file(
+    target: str,
+    ops: Sequence[Any] = (),
+    *,
+    arms: Sequence[str] | None = None,
+    raw: str | None = None,
+    train: bool = False,
+    seconds: float = 60.0,
+    compile_options: Mapping[str, Any] | None = None,
+    device: torch.device | str | None = None,
+    processes: int = 5,
+    ledger: bool = True,
+    predict: bool = False,
+    limit: float | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """``compare`` over fresh processes; the model comes from ``FILE.py:build``, and nothing of it runs here.
+
+    Args:
+        limit: seconds that one process may take; by default ten minutes beside twice ``seconds``.
+
+    Raises:
+        LookupError: the file, the function, an op or its reference is not there.
+    """
+    count = max(1, processes)
+    request = Request(
+        task="time",
+        target=target,
+        ops=tuple(op if isinstance(op, str) else measured_ops.name_of(op) for op in ops),
+        raw=raw,
+        arms=tuple(arms) if arms is not None else None,
+        train=train,
+        device=None if device is None else str(device),
+        compile_options=dict(compile_options or {}),
+        seconds=0.8 * seconds / count,
+        alone_seconds=0.2 * seconds,
+    )
+    found = campaign.run(
+        request, processes=count, limit=limit or 600 + 2 * seconds, ledger=ledger or predict, progress=progress
+    )
+    place, name = source.split(target)
+    line = _line_of(place, name)
+    where = Location(path=place, line=line, function=name, text=linecache.getline(place, line).strip())
+    if not found.readings:
+        return assemble.nothing_of(found.problems, where, found.stopped)
+    return assemble.report_of(found.readings, where, found.stopped, found.facts, found.problems, predict=predict)
 
 
 def make_question(
@@ -92,12 +178,12 @@ def make_question(
     compile_options: Mapping[str, Any] | None,
     seconds: float,
 ) -> session.Question:
-    names, swapped = ops.split(wanted_ops)
+    names, swapped = measured_ops.split(wanted_ops)
     if not names and not swapped:
-        names = ops.discover(subject)
+        names = measured_ops.discover(subject)
     return session.Question(
         ops=names,
-        references=ops.references_for(names, references),
+        references=measured_ops.references_for(names, references),
         swapped=swapped,
         raw=(raw,) if isinstance(raw, Swap) else tuple(raw or ()),
         wanted=tuple(arms) if arms is not None else None,
@@ -108,19 +194,18 @@ def make_question(
 
 
 def _enough(blocks: Sequence[Block]) -> bool:
-    """Whether every arm's verdict stands already; looked at after each eighth block, so that it is no lottery."""
-    if len(blocks) < 16 or len(blocks) % 8:
+    """Whether every arm's verdict stands already; looked at seldom, so that it is no lottery."""
+    if len(blocks) < statistics.FIRST_LOOK or len(blocks) % statistics.NEXT_LOOK:
         return False
     names = set(blocks[-1].seconds) - {BASELINE, TWIN}
     return all(
-        statistics.decided(statistics.interval([[b.log(BASELINE) - b.log(n) for b in blocks]], resamples=400))
-        for n in names
+        statistics.decided(statistics.interval([[b.log(BASELINE) - b.log(name) for b in blocks]])) for name in names
     )
 
 
 def _stopped(reading: Reading, question: session.Question, seconds: float) -> str:
     if reading.series is None:
-        return "nothing was timed"
+        return "nothing could be timed"
     count = len(reading.series.blocks)
     if count >= question.most_blocks:
         return f"{count} blocks were taken"
@@ -129,102 +214,26 @@ def _stopped(reading: Reading, question: session.Question, seconds: float) -> st
     return f"the {seconds:g} s were used up, after {count} blocks"
 
 
+def _worth(reading: Reading) -> frozenset[str]:
+    """Arms whose step is taken apart: the baseline and those that ran."""
+    return frozenset(a.name for a in reading.arms if not a.failed and a.name not in ("eager", TWIN))
+
+
 def fallback_location(subject: Subject) -> Location:
     """The model's own definition: where a finding about the whole measurement points."""
     target = type(subject.model).forward if isinstance(subject.model, torch.nn.Module) else subject.model
+    name = getattr(target, "__name__", "")
     try:
         lines, first = inspect.getsourcelines(target)
         path = inspect.getsourcefile(target) or "<unknown>"
     except (OSError, TypeError):
-        return Location(path="<unknown>", line=1, function=getattr(target, "__name__", ""))
-    return Location(path=path, line=first, function=getattr(target, "__name__", ""), text=lines[0].strip())
+        return Location(path="<unknown>", line=1, function=name)
+    return Location(path=path, line=first, function=name, text=lines[0].strip())
 
 
-def report_of(
-    readings: Sequence[Reading],
-    question: session.Question,
-    where: Location,
-    stopped: str,
-    ledgers: Sequence[Ledger] = (),
-) -> Report:
-    """The readings of all processes as a report."""
-    problems = invalid_measurement.notes([p for r in readings for p in r.problems])
-    rows = outcome.table(readings, problems)
-    first = readings[0]
-    noise = outcome.intervals(readings).get(TWIN)
-    effects = [i.mde for name, i in outcome.intervals(readings).items() if name not in (TWIN, "eager")]
-    alone = next(iter(first.alone.values()), {})
-    share = _share_of_copy(first)
-    comparison = Comparison(
-        arms=rows,
-        ops=(*question.ops, *(s.label for s in question.swapped)),
-        noise_low=math.exp(noise.low) if noise else None,
-        noise_high=math.exp(noise.high) if noise else None,
-        smallest_effect=max(effects) if effects else None,
-        copy_bytes_per_second=first.copy_bytes_per_second,
-        kernel_share_of_copy=share,
-        ledgers=tuple(ledgers),
-        stopped_because=stopped,
-        environment={
-            **first.environment,
-            "dtype": first.dtype,
-            "step": "forward, backward, optimiser" if first.train else "forward",
-        },
-    )
-    calls = sum(a.calls for form, a in alone.items() if form == "op") or sum(a.calls for a in alone.values())
-    comparison = prose.with_sentence(comparison, calls, problems)
-    return Report(
-        opgraft=getattr(opgraft, "__version__", "unknown"),
-        torch=torch.__version__,
-        device=first.device,
-        findings=tuple(_findings(rows, first, question, problems, where, ledgers)),
-        ledger=comparison,
-        degraded=() if first.copy_bytes_per_second else ("isolated times",),
-    )
-
-
-def _share_of_copy(reading: Reading) -> float | None:
-    """Bytes an ideal kernel moves over the time ours takes, as a share of the copy in the same process."""
-    if not reading.copy_bytes_per_second or reading.train:
-        return None
-    timed = [(op, forms["op"]) for op, forms in reading.alone.items() if "op" in forms and reading.ideal_bytes.get(op)]
-    if not timed:
-        return None
-    moved = sum(reading.ideal_bytes[op] for op, _ in timed)
-    return moved / (sum(a.us_per_step for _, a in timed) * 1e-6) / reading.copy_bytes_per_second
-
-
-def _findings(
-    rows: Sequence[ArmResult],
-    reading: Reading,
-    question: session.Question,
-    problems: Sequence[Problem],
-    where: Location,
-    ledgers: Sequence[Ledger],
-) -> list[Finding]:
-    found: list[Finding] = []
-    for problem in problems:
-        places = [s.location for s in reading.sites if s.op == problem.op] or [where]
-        if problem.about in ("op-not-run", "op-still-runs"):
-            found.append(kernel_not_run.find(problem, places))
-        else:
-            found.append(invalid_measurement.find(problem, places[0]))
-    baseline = next((r for r in rows if r.name == BASELINE), None)
-    for op in question.ops:
-        name = "op" if len(question.ops) == 1 else f"op {op}"
-        arm = next((r for r in rows if r.name == name), None)
-        places = [s.location for s in reading.sites if s.op == op]
-        if baseline is None or arm is None or not places:
-            continue
-        forms = reading.alone.get(op, {})
-        calls = forms["op"].calls if "op" in forms else len(places)
-        ledger = next((one for one in ledgers if one.arm == name), None)
-        one = no_gain.find(op, baseline, arm, calls, ledger, places)
-        if one is not None:
-            found.append(one)
-    order = {"error": 0, "warning": 1, "note": 2}
-    return sorted(found, key=lambda f: (order[f.severity], -(f.cost.us_per_step or 0.0)))
-
-
-def remaining(begin: float, seconds: float) -> float:
-    return max(0.0, seconds - (time.monotonic() - begin))
+def _line_of(place: str, name: str) -> int:
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        for node in ast.parse(Path(place).read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                return node.lineno
+    return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,11 @@ def _handle_of(nvml: Any, device: torch.device) -> Any:
 
 def describe(device: torch.device) -> dict[str, str]:
     """Hardware and versions, as a reader of the figures needs them."""
-    found = {"torch": torch.__version__, "python": platform.python_version(), "threads": str(torch.get_num_threads())}
+    found = {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "threads": str(torch.get_num_threads()),
+    }
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)
         found["cuda"] = str(torch.version.cuda)
@@ -138,17 +143,43 @@ def last_level_cache_bytes(device: torch.device) -> int:
 
 @contextlib.contextmanager
 def pinned(device: torch.device) -> Iterator[None]:
-    """Keeps a CPU measurement on the cores it has now, one thread a core; a GPU's host thread is left alone."""
+    """Keeps the threads of a CPU measurement on one core each; a GPU's host thread is left alone.
+
+    Threads are told apart by what they do: those that work during a parallel operation are pinned, compile workers and
+    watchers are not.
+    """
     if device.type == "cuda" or not hasattr(os, "sched_setaffinity"):
         yield
         return
-    cores = os.sched_getaffinity(0)
-    threads = torch.get_num_threads()
+    cores = sorted(os.sched_getaffinity(0))
+    before: dict[int, set[int]] = {}
     try:
-        if threads > len(cores):
-            torch.set_num_threads(len(cores))
-        os.sched_setaffinity(0, sorted(cores))
+        for index, thread in enumerate(_working_threads()[: len(cores)]):
+            with contextlib.suppress(OSError):
+                before[thread] = os.sched_getaffinity(thread)
+                os.sched_setaffinity(thread, {cores[index]})
         yield
     finally:
-        torch.set_num_threads(threads)
-        os.sched_setaffinity(0, cores)
+        for thread, mask in before.items():
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(thread, mask)
+
+
+def _working_threads() -> list[int]:
+    """This thread and those that took processor time in a parallel operation, by thread id."""
+
+    def spent() -> dict[int, int]:
+        found = {}
+        for path in Path("/proc/self/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                found[int(path.parent.name)] = int(path.read_text().split()[0])
+        return found
+
+    work = torch.ones(1 << 20)
+    work.mul_(1.0)
+    start = spent()
+    for _ in range(20):
+        work.mul_(1.0)
+    own = threading.get_native_id()
+    active = [t for t, ns in spent().items() if t != own and ns - start.get(t, ns) > 100_000]
+    return [own, *sorted(active)]

@@ -46,6 +46,7 @@ _ADVICE = {
     "values-differ": "mend the kernel or the reference until they agree (opgraft doctor shows where they part), then measure again",
     "no-site": "name an op that the model calls, or check that the call is inside what is compiled",
     "throttled": "let the machine cool or lower its load, then measure again",
+    "not-checked": "mend the op until it survives a call in eager (opgraft doctor tries it apart), then measure again",
     "process-failed": "run the command again, with --processes 1 to see the whole error",
 }
 

@@ -34,10 +34,9 @@ def name_of(op: Any) -> str:
     if isinstance(own, OpOverload):
         return qualified_name(own)
     for spec in specs():
-        if (
-            spec.public is op
-            or (getattr(op, "__module__", None) == getattr(spec.reference, "__module__", "")
-            and (getattr(op, "__name__", None) == spec.name.partition("::")[2]))
+        if spec.public is op or (
+            getattr(op, "__module__", None) == getattr(spec.reference, "__module__", "")
+            and (getattr(op, "__name__", None) == spec.name.partition("::")[2])
         ):
             return spec.name
     raise TypeError(

@@ -72,7 +72,7 @@ def _row(name: str, readings: Sequence[Reading], ratio: Interval | None, verdict
 
 
 def breaks_of(arm: ArmReading) -> int | None:
-    """Gaps in eager between compiled graphs, a step; by graphs compiled where no profile was taken."""
+    """Gaps in eager between the graphs that a step runs; by graphs compiled where no profile was taken."""
     if arm.graphs is None:
         return None
     entered = arm.regions if arm.regions else arm.graphs
@@ -80,13 +80,10 @@ def breaks_of(arm: ArmReading) -> int | None:
 
 
 def step_interval(readings: Sequence[Reading], name: str) -> tuple[float, float, float] | None:
-    """Microseconds a step: the middle, and the middle half of all blocks."""
-    taken = [s * 1e6 for r in readings if r.series is not None for s in r.series.seconds(name)]
-    if not taken:
-        return None
-    ordered = sorted(taken)
-    quarter = len(ordered) // 4
-    return statistics.median(ordered), ordered[quarter], ordered[-1 - quarter]
+    """Microseconds a step with a 95 % interval."""
+    logs = [[b.log(name) for b in r.series.blocks if name in b.seconds] for r in readings if r.series is not None]
+    found = statistics.level([one for one in logs if one])
+    return None if found is None else (math.exp(found[0]) * 1e6, math.exp(found[1]) * 1e6, math.exp(found[2]) * 1e6)
 
 
 def alone_of(readings: Sequence[Reading], name: str) -> AloneReading | None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,9 +51,10 @@ class Profile:
         """How often a step runs the operator called ``name``."""
         return sum(r.name == name for r in self.records) / self.steps
 
-    def regions(self) -> float:
-        """Compiled regions entered a step."""
-        return sum(r.name.startswith("Torch-Compiled Region") for r in self.host()) / self.steps
+    def regions(self, compile_ids: Collection[str]) -> float:
+        """Graphs run a step: compiled regions entered, those of frames without a graph left out."""
+        names = {f"Torch-Compiled Region: {one}" for one in compile_ids}
+        return sum(r.name in names for r in self.host()) / self.steps
 
 
 def record(step: Callable[[], Any], device: torch.device, steps: int = 1) -> Profile:

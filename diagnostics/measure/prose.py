@@ -31,7 +31,7 @@ def paragraph(comparison: Comparison, calls: int, problems: Sequence[Problem]) -
     name = comparison.ops[0] if len(comparison.ops) == 1 else "The kernels together" if comparison.ops else "The kernel"
     parts = [_effect(name, baseline, chosen, calls)]
     ledger = next((one for one in comparison.ledgers if one.arm == chosen.name), None)
-    if ledger is not None:
+    if ledger is not None and reliable(ledger) and chosen.verdict != "UNRESOLVED":
         parts += reasons(ledger)
     raw = arms.get("raw")
     if raw is not None and raw is not chosen and raw.verdict is not None:
@@ -80,8 +80,8 @@ def _effect(name: str, baseline: ArmResult, arm: ArmResult, calls: int) -> str:
             step = "changes the step by less than 0.5 %"
         elif arm.ratio_low is not None and arm.ratio_high is not None:
             step = (
-                f"was not resolved in the model: the step takes between {1 / arm.ratio_high - 1:+.1%} and "
-                f"{1 / arm.ratio_low - 1:+.1%} of the time with it, and that leaves both directions or too little open"
+                f"leaves its effect on the step open, somewhere between {_change(1 / arm.ratio_high - 1)} and "
+                f"{_change(1 / arm.ratio_low - 1)}"
             )
     times = f", {calls} calls a step" if calls > 1 else ""
     if alone and step:
@@ -92,12 +92,23 @@ def _effect(name: str, baseline: ArmResult, arm: ArmResult, calls: int) -> str:
     return f"{name} {alone or step or 'was not timed'}{times}."
 
 
+def _change(share: float) -> str:
+    return f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'}"
+
+
+def reliable(ledger: Ledger | None) -> bool:
+    """Whether the terms explain enough of the step for a claim about causes."""
+    return ledger is not None and ledger.unexplained_share is not None and ledger.unexplained_share < 0.05
+
+
 def reasons(ledger: Ledger) -> list[str]:
     """The two or three terms that make up most of the difference, each as a sentence."""
     known = [t for t in ledger.terms if t.us_per_step is not None and t.name != "unexplained"]
-    large = sorted(known, key=lambda t: -abs(t.us_per_step or 0.0))[:3]
     weight = sum(abs(t.us_per_step or 0.0) for t in known) or 1.0
-    return [_reason(t) for t in large if abs(t.us_per_step or 0.0) >= 0.1 * weight]
+    large = sorted(known, key=lambda t: -abs(t.us_per_step or 0.0))[:3]
+    told = [t for t in large if abs(t.us_per_step or 0.0) >= 0.1 * weight]
+    # What is saved comes first, then what is given back, the largest first.
+    return [_reason(t) for t in sorted(told, key=lambda t: ((t.us_per_step or 0.0) > 0, -abs(t.us_per_step or 0.0)))]
 
 
 def _reason(term: LedgerTerm) -> str:
@@ -120,10 +131,16 @@ def _priced(term: LedgerTerm) -> str:
 def _raw(raw: ArmResult, arm: ArmResult) -> str:
     if raw.breaks:
         breaks = f"{raw.breaks} graph break{'s' if raw.breaks != 1 else ''} a step"
-        if raw.step_us and arm.step_us:
+        apart = None not in (raw.ratio_high, raw.ratio_low, arm.ratio_low, arm.ratio_high) and (
+            (raw.ratio_high or 0) < (arm.ratio_low or 0) or (raw.ratio_low or 0) > (arm.ratio_high or 0)
+        )
+        if raw.step_us and arm.step_us and apart:
             extra = raw.step_us - arm.step_us
-            return f"Unregistered, the same kernel makes {breaks} and the step {us(abs(extra))} {'longer' if extra > 0 else 'shorter'} than registered."
-        return f"Unregistered, the same kernel makes {breaks}."
+            change = f"{us(abs(extra))} {'longer' if extra > 0 else 'shorter'}"
+            return f"Unregistered, the same kernel makes {breaks}, and the step is {change} than with it registered."
+        return (
+            f"Unregistered, the same kernel makes {breaks}; no difference in time to the registered one was resolved."
+        )
     return ""
 
 
@@ -138,5 +155,6 @@ def _advice(arm: ArmResult, baseline: ArmResult, ledger: Ledger | None, comparis
     if arm.verdict == "EQUIVALENT":
         return "It is not worth keeping for speed."
     if comparison.smallest_effect is not None:
-        return f"With this much noise an effect under {comparison.smallest_effect:.1%} cannot be seen here: give it more time (--seconds) or a quieter machine."
+        seen = f"{comparison.smallest_effect:.1%}"
+        return f"An effect under {seen} cannot be seen in this noise: give it more time or a quieter machine."
     return ""

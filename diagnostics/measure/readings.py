@@ -36,6 +36,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         "op-still-runs",
         "no-site",
         "process-failed",
+        "not-checked",
         "one-process",
         "throttled",
         "hot-cache",

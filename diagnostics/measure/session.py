@@ -411,9 +411,9 @@ def time_alone(
         else:
             functions["op"] = resolve(name)
             reference = question.references[name]
-            if len(question.ops) == 1 and len(question.raw) == 1 and _accepts(question.raw[0], own[0], subject.train):
+            if len(question.ops) == 1 and len(question.raw) == 1 and accepts(question.raw[0], own[0], subject.train):
                 functions["raw"] = question.raw[0].function
-        functions[BASELINE] = torch.compile(_named(reference), **options)
+        functions[BASELINE] = torch.compile(named(reference), **options)
         readings = isolated.measure_alone(functions, own, device, subject.train, question.alone_seconds / len(by_op))
         small = small_call(name, own, device, subject.dtype)
         result[name] = {}
@@ -435,7 +435,7 @@ def time_alone(
     return result, ideal
 
 
-def _named(reference: Callable[..., Any]) -> Callable[..., Any]:
+def named(reference: Callable[..., Any]) -> Callable[..., Any]:
     def alone(*args: Any, **kwargs: Any) -> Any:
         return reference(*args, **kwargs)
 
@@ -444,7 +444,7 @@ def _named(reference: Callable[..., Any]) -> Callable[..., Any]:
     return own_code(alone, "reference_alone")  # type: ignore[arg-type]
 
 
-def _accepts(swap: Swap, call: Call, train: bool) -> bool:
+def accepts(swap: Swap, call: Call, train: bool) -> bool:
     """Whether the raw form takes the op's own arguments: only then can it be timed alone on them."""
     try:
         isolated.once(swap.function, call, train)()
@@ -483,7 +483,7 @@ def _reading(
         name=arm.name,
         failed=arm.failed,
         graphs=arm.backend.graphs if arm.backend is not None else None,
-        regions=profile.regions() if profile is not None and arm.plan.compiled else None,
+        regions=profile.regions(arm.backend.compile_ids) if profile is not None and arm.backend is not None else None,
         launches=len(on_device) / profile.steps if profile is not None and on_device else None,
         busy_us=busy_us(on_device) / profile.steps if profile is not None and on_device else None,
         op_runs=runs.get(arm.name, {}),

@@ -8,6 +8,7 @@ as if the model had been written with them.
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,11 +18,16 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from opgraft import registry
+from opgraft.diagnostics.measure import _compat
 from opgraft.diagnostics.model import Location
 from opgraft.registry import qualified_name
 
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE)
-_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+# Frames of torch and of this package (its public functions wrap the overloads) are not lines that a reader changes.
+_OWN = tuple(
+    str(p) + os.sep for p in (Path(torch.__file__).parent, Path(registry.__file__).parent, Path(__file__).parents[1])
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,43 @@ def is_custom(op: OpOverload) -> bool:
 
 
 _TORCH_NAMESPACES = frozenset(
-    ["aten", "prims", "prim", "profiler", "inductor", "_inductor_test", "rngprims", "higher_order", "c10d", "_c10d_functional", "quantized", "quantized_decomposed", "c10d_functional", "symm_mem", "_quantized", "mkl", "mkldnn", "mkldnn_prim", "onednn", "xnnpack", "prepacked", "sparse", "torchvision", "triton", "static_runtime", "aoti", "aoti_torchgen", "bucketing", "dtensor", "fsdp", "debugprims", "export", "autograd", "streams", "debug_mode_ops"]
+    [
+        "aten",
+        "prims",
+        "prim",
+        "profiler",
+        "inductor",
+        "_inductor_test",
+        "rngprims",
+        "higher_order",
+        "c10d",
+        "_c10d_functional",
+        "quantized",
+        "quantized_decomposed",
+        "c10d_functional",
+        "symm_mem",
+        "_quantized",
+        "mkl",
+        "mkldnn",
+        "mkldnn_prim",
+        "onednn",
+        "xnnpack",
+        "prepacked",
+        "sparse",
+        "torchvision",
+        "triton",
+        "static_runtime",
+        "aoti",
+        "aoti_torchgen",
+        "bucketing",
+        "dtensor",
+        "fsdp",
+        "debugprims",
+        "export",
+        "autograd",
+        "streams",
+        "debug_mode_ops",
+    ]
 )
 
 
@@ -109,6 +151,7 @@ class SiteBackend:
 
     Attributes:
         graphs: how many graphs were compiled, recompiles included.
+        compile_ids: under which ids; a frame whose graph is empty never comes here.
         sites: every call of a custom op that was seen, exchanged ones included.
     """
 
@@ -116,6 +159,7 @@ class SiteBackend:
         self.inner = inner
         self.references = {name: as_target(name, function) for name, function in references.items()}
         self.graphs = 0
+        self.compile_ids: set[str] = set()
         self.sites: list[Site] = []
 
     def __call__(self, module: torch.fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Any:
@@ -123,5 +167,6 @@ class SiteBackend:
             if is_custom(op):
                 self.sites.append(Site(qualified_name(op), location_of(node.meta.get("stack_trace")), self.graphs))
         self.graphs += 1
+        self.compile_ids.add(_compat.compile_id())
         replace(module, self.references)
         return self.inner(module, inputs, **kwargs)

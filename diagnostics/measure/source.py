@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,8 @@ def load_build(target: str) -> Callable[[], Any]:
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
         spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
+        if spec is None or spec.loader is None:
+            raise FileNotFoundError(f"{place} cannot be imported as a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
         spec.loader.exec_module(module)
@@ -53,7 +55,9 @@ def load_build(target: str) -> Callable[[], Any]:
     found = getattr(module, name, None)
     if not callable(found):
         functions = sorted(
-            k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
+            name
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
         )
         have = f"; it has {', '.join(functions[:8])}" if functions else ""
         raise LookupError(f"{place} has no function {name}{have}")

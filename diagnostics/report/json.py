@@ -26,7 +26,7 @@ def write_json(report: Report, path: Path | str) -> None:
 def read_json(path: Path | str) -> Report:
     """Reads a report that :func:`write_json` wrote; ValueError says what is wrong with another file."""
     try:
-        report = msgspec.json.decode(Path(path).read_bytes(), type=Report)
+        report: Report = msgspec.json.decode(Path(path).read_bytes(), type=Report)
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is not a report of opgraft: {error}") from error
     if report.schema != SCHEMA:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from opgraft.diagnostics.model import Cost, Finding, Location, Report
@@ -15,14 +16,15 @@ _STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _WORD = {"error": "ERROR", "warning": "WARN ", "note": "NOTE "}
 
 
-def print_report(
-    report: Report, *, console: Console | None = None, verbose: bool = False, notes: bool = False
-) -> None:
+def print_report(report: Report, *, console: Console | None = None, verbose: bool = False, notes: bool = False) -> None:
     """Prints the report. ``verbose`` adds stacks, torch's own messages and evidence; ``notes`` shows what is no more
     than a note."""
     console = console or Console()
-    console.print(_headline(report))
-    said = _explain_line(report)
+    console.print(headline(report))
+    ended = ending(report)
+    if ended:
+        console.print(Text(ended, style="yellow"))
+    said = explain_line(report)
     if said:
         console.print(Text(said, style="dim"))
     shown = [found for found in report.findings if notes or found.severity != "note"]
@@ -31,7 +33,7 @@ def print_report(
         _print_finding(found, console, verbose)
     hidden = len(report.findings) - len(shown)
     if not report.findings:
-        console.print(_nothing(report))
+        console.print(nothing(report))
     if report.degraded:
         console.print(Text(f"not seen with this torch: {'; '.join(report.degraded)}", style="dim"))
     if hidden:
@@ -52,7 +54,7 @@ def _print_part(module: str, function: str, part: object, console: Console) -> N
     printer(part, console)
 
 
-def _headline(report: Report) -> Text:
+def headline(report: Report) -> Text:
     run = report.run
     words: list[str] = []
     if run is not None:
@@ -72,7 +74,23 @@ def _headline(report: Report) -> Text:
     return line
 
 
-def _explain_line(report: Report) -> str:
+def ending(report: Report) -> str:
+    """How the run ended, where it did not end well; the report holds what was seen up to there."""
+    run = report.run
+    if run is None or run.ended == "ok" or (run.ended == "exit" and run.exit_code == 0):
+        return ""
+    words = {
+        "exit": f"The program ended with exit code {run.exit_code}",
+        "exception": f"The program ended with {run.detail}" if run.detail else "The program ended with an exception",
+        "signal": f"The program was ended by {run.detail or 'a signal'}",
+        "interrupt": "The program was interrupted",
+        "timeout": "The program ran out of time",
+    }[run.ended]
+    return f"{words}; this is what was seen up to there."
+
+
+def explain_line(report: Report) -> str:
+    """What torch's own explain says and why it differs, "" where it agrees."""
     figures = report.explain
     if figures is None or not figures.why_it_differs:
         return ""
@@ -81,9 +99,11 @@ def _explain_line(report: Report) -> str:
     return f"torch._dynamo.explain would say {count(figures.graph_break_count, 'break')}: {figures.why_it_differs}"
 
 
-def _nothing(report: Report) -> Text:
+def nothing(report: Report) -> Text:
+    """What to say where there is no finding."""
     if report.run is not None and report.run.graphs == 0:
-        return Text("Nothing was compiled in this run.")
+        words = "Nothing was compiled in this run."
+        return Text(f"{words} {report.run.advice}" if report.run.advice else words)
     return Text("No graph breaks, no failed compiles.", style="green")
 
 
@@ -97,49 +117,73 @@ def _print_finding(found: Finding, console: Console, verbose: bool) -> None:
             head.append(f" ({found.callee.distribution})")
         elif found.callee.owner == "extension":
             head.append(" (shipped by an unknown package)", style="dim")
-    head.append(f"   {_counts(found)}", style="dim")
+    head.append(f"   {count_words(found)}", style="dim")
     console.print(head)
     for line in excerpt(found.location, width):
         console.print(line)
-    console.print(Text(found.message), soft_wrap=False, style=None, width=max(20, width - 2))
+    console.print(Padding(Text(found.message), (0, 0, 0, 2)))
     for remedy in found.remedies[: None if verbose else 2]:
-        text = Text("  → ", style="green")
-        text.append(remedy.text)
+        text = Text(remedy.text)
         text.append(f"  [{remedy.id}]", style="dim")
-        console.print(text)
+        console.print(_bulleted("→", text))
     if verbose:
         _print_details(found, console)
 
 
+def _bulleted(sign: str, text: Text) -> Table:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(width=3, justify="right")
+    table.add_column()
+    table.add_row(Text(sign, style="green"), text)
+    return table
+
+
 def _print_details(found: Finding, console: Console) -> None:
     for frame in found.stack:
-        console.print(Text(f"    {shown_path(frame.path)}:{frame.line} in {frame.function}   {frame.text.strip()}", style="dim"))
+        text = f"    {shown_path(frame.path)}:{frame.line} in {frame.function}   {frame.text.strip()}"
+        console.print(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
     for cause in found.causes:
-        console.print(Text(f"    torch: {cause.gb_type} — {' '.join(cause.context.split())[:200]}", style="dim"))
+        console.print(
+            _bulleted("", Text(f"torch: {cause.gb_type} — {' '.join(cause.context.split())[:200]}", style="dim"))
+        )
     for line in found.evidence:
-        console.print(Text(f"    · {line}", style="dim"))
+        console.print(_bulleted("·", Text(line, style="dim")))
 
 
 def excerpt(place: Location, width: int) -> tuple[Text, ...]:
-    """``path:line   source`` and a line of carets under the span."""
+    """``path:line   source`` with carets under the span; the source goes on its own line where both are too wide."""
     if not place.line:
         return ()
-    prefix = f"  {shown_path(place.path)}:{place.line}   "
-    stripped = place.text.strip()
-    indent = len(place.text) - len(place.text.lstrip())
-    room = max(20, width - len(prefix))
-    cut = stripped if len(stripped) <= room else stripped[: room - 1] + "…"
-    lines = [Text(prefix, style="blue") + Text(cut)]
-    if place.column is not None and stripped:
-        start = max(0, place.column - indent)
-        end = place.end_column - indent if place.end_column is not None and place.end_line in (None, place.line) else None
-        end = min(end if end is not None else len(stripped), room)
-        if end > start:
-            lines.append(Text(" " * (len(prefix) + start) + "^" * (end - start), style="red"))
+    prefix = f"  {shown_path(place.path)}:{place.line}"
+    source = place.text.strip()
+    lines: list[Text] = []
+    if len(prefix) + 3 + len(source) <= width:
+        lead = len(prefix) + 3
+        lines.append(Text(f"{prefix}   ", style="blue") + Text(source))
+    else:
+        lead = 6
+        source = source if len(source) <= width - lead else source[: width - lead - 1] + "…"
+        lines += [Text(prefix, style="blue", overflow="fold"), Text(" " * lead) + Text(source)]
+    if not place.text.strip():
+        return (Text(prefix, style="blue"),)
+    start, end = _span(place, len(source))
+    if end > start:
+        lines.append(Text(" " * (lead + start) + "^" * (end - start), style="red"))
     return tuple(lines)
 
 
-def _counts(found: Finding) -> str:
+def _span(place: Location, length: int) -> tuple[int, int]:
+    """Columns of the span in the stripped line, cut at its length; (0, 0) where no span is known."""
+    if place.column is None:
+        return 0, 0
+    indent = len(place.text) - len(place.text.lstrip())
+    end = length
+    if place.end_column is not None and place.end_line in (None, place.line):
+        end = min(length, place.end_column - indent)
+    return max(0, place.column - indent), end
+
+
+def count_words(found: Finding) -> str:
     counts = found.counts
     words = []
     if counts.sites > 1:
@@ -184,7 +228,3 @@ def shown_path(path: str) -> str:
     """The path as the reader would type it: relative where it lies below the working directory."""
     relative = os.path.relpath(path) if path.startswith("/") else path
     return path if relative.startswith("../..") else relative
-
-
-def join(words: Sequence[str]) -> str:
-    return ", ".join(words)

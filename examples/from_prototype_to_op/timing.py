@@ -16,13 +16,13 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def host_us(call: Call, device: torch.device, *, batch: int = 200, batches: int = 15) -> float:
+def host_us(call: Call, device: torch.device, *, batch: int = 20, batches: int = 101) -> float:
     """Microseconds of host time a call: what Python and the dispatcher take, which a GPU does not hide in small models.
 
-    On a GPU the calls are queued without waiting, and the batch is short enough that the queue does not fill up. On a
-    CPU the kernel's own work is in the figure.
+    On a GPU the calls are queued without waiting. The batch is short: the queue never fills up, and a busy machine
+    interrupts few of the batches, which the median then leaves out. On a CPU the kernel's own work is in the figure.
     """
-    for _ in range(batch):
+    for _ in range(10 * batch):
         call()
     samples = []
     for _ in range(batches):

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from opgraft.ops.registration import (
     batch_first,
     bind,
+    call,
     check_floating,
     check_like,
-    meet,
     pointwise_rule,
     require_tensor,
     shard,
@@ -44,8 +44,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
         RuntimeError: ``x`` has another dtype.
     """
     require_tensor("gelu", x=x)
-    meet(x)
-    out: torch.Tensor = _op(x)
+    out: torch.Tensor = call(_op, reference, x)
     return out
 
 
@@ -87,6 +86,7 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{rows} by {columns}", (maker.normal(rows, columns),), family="matrix")
     edges = [0.0, -0.0, 1e-7, -1e-7, 3.0, -3.0, 12.0, -12.0, 200.0, -200.0, 6e4, -6e4]
     yield Sample("edge values", (torch.tensor(edges, device=device, dtype=dtype),))
+    yield Sample("not a number", (torch.tensor([1.0, float("nan"), -1.0], device=device, dtype=dtype),))
 
 
 def large(device: torch.device, dtype: torch.dtype) -> tuple[Sample, Callable[[Any], None]]:

@@ -50,6 +50,30 @@ def _shape_message(op: str, argument: str, tensor: torch.Tensor, other_argument:
     return f"{op}: {argument} has shape {tuple(tensor.shape)}, expected that of {other_argument}, {tuple(other.shape)}"
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def call(op: OpOverload, reference: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    """Calls ``op`` from a public function, past three shortcomings of ``torch.library.register_autograd``.
+
+    Its autograd kernel is Python and runs even where no gradient is wanted, which doubles the price of a small eager
+    call (benchmarks/host_time.py); plain tensors that need no gradient skip it. It drops forward-mode tangents without
+    a word, and it raises under ``torch.func.grad``: in both the reference is called, which has all derivatives.
+    """
+    if torch.compiler.is_compiling():
+        return op(*tensors)
+    if _compat.is_transformed():
+        return reference(*tensors)
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN or (tensor.requires_grad and torch.is_grad_enabled()):
+            meet(*tensors)
+            return op(*tensors)
+    if _compat.below_autograd is None:
+        return op(*tensors)
+    with _compat.below_autograd():
+        return op(*tensors)
+
+
 def bind(
     op: OpOverload,
     *,
@@ -145,8 +169,8 @@ def register_sharding_rules() -> None:
 
 
 def meet(*tensors: Any) -> None:
-    """Called by public functions with their tensors: registers the sharding rules at the first DTensor."""
-    if _sharding_rules and not torch.compiler.is_compiling() and any(_compat.is_dtensor(t) for t in tensors):
+    """Registers the sharding rules at the first DTensor that a public function is given."""
+    if _sharding_rules and any(_compat.is_dtensor(t) for t in tensors):
         register_sharding_rules()
 
 

@@ -49,8 +49,8 @@ def worst_error(text: str) -> float:
 def test_triton_computes_gelu_and_loses_the_gradient():
     text = run("step1_triton.py")
     if not has_triton:
-        assert text.count("\n") == 1
         assert "pip install triton" in text
+        assert "max error" not in text
         return
     assert worst_error(text) < 1e-2
     assert "float32" in text
@@ -127,8 +127,8 @@ def test_gradcheck_tells_right_from_wrong_in_float64_alone():
 def test_pitfall_fails_safely_and_is_mended(pitfall: str, needs_gpu: bool):
     text = run(f"pitfall_{pitfall}.py")
     if needs_gpu and not has_gpu:
-        assert text.count("\n") == 1
         assert "needs a GPU" in text
+        assert "WRONG" not in text
         return
     assert "WRONG " in text
     assert "MENDED" in text
@@ -156,7 +156,6 @@ def test_native_op_is_first_class():
 
 
 @needs_compiler
-@pytest.mark.slow
 def test_table_says_what_each_step_breaks(tmp_path: Path):
     text = run("run_all.py", "--json", str(tmp_path / "rows.json"))
     rows: dict[str, Any] = json.loads((tmp_path / "rows.json").read_text())["rows"]

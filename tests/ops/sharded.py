@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import opgraft
 import torch
 import torch.distributed as dist
-from opgraft.registry import specs
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+
+import opgraft
+from opgraft.registry import specs
 
 
 def main() -> None:

@@ -73,6 +73,11 @@ def same_layout(value: Any) -> Any:
     return map_tensors(copy, value)
 
 
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal element by element, NaN with NaN too."""
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 def worst_error(found: torch.Tensor, exact: torch.Tensor) -> float:
     """Largest absolute difference; infinity where one is not finite and the other differs."""
     found, exact = found.double(), exact.double()

@@ -16,6 +16,7 @@ import torch
 from opgraft.diagnostics.conform.lab import compare, vary
 from opgraft.diagnostics.conform.lab.case import Case, describe, snippet
 from opgraft.diagnostics.conform.lab.facts import OpFacts
+from opgraft.diagnostics.conform.lab.fakes import FakeResult, fake_call
 from opgraft.diagnostics.conform.lab.memory import Zone, fresh_call, guarded_call
 from opgraft.diagnostics.conform.lab.tree import leaves, tensors
 from opgraft.diagnostics.model import Severity
@@ -120,12 +121,20 @@ class Bench:
     def snippet(self, case: Case, tail: str = "print({call})") -> str:
         return snippet(self.name, case, tail)
 
-    def tell(self, case: Case, compiles: bool = False) -> None:
-        """Announces a call: whatever happens until the next announcement is its doing. A compile may take longer."""
+    def fake(self, case: Case) -> FakeResult:
+        """The fake at the sizes of this call."""
+        self.tell(case, doing="fake")
+        return fake_call(self.op, case)
+
+    def tell(self, case: Case, doing: str = "") -> None:
+        """Announces a call: whatever happens until the next announcement is its doing.
+
+        ``doing`` is ``"compile"`` where more time may pass, ``"fake"`` where the op's fake runs.
+        """
         key = self.key(case)
         if key not in self._snippets:
             self._snippets[key] = self.snippet(case)
-        self.announce(key, "compile" if compiles else case.change, f"{describe(case)}\n{self._snippets[key]}")
+        self.announce(key, doing or case.change, f"{describe(case)}\n{self._snippets[key]}")
 
     def real(
         self, case: Case, *, grad: bool = False, seed: int = 0, pattern: int | None = None, function: Any = None

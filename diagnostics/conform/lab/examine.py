@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ MEMORY_BYTES = 6 << 30
 SILENCE_SECONDS = 5.0
 COMPILE_SECONDS = 60.0
 ATTEMPTS = 8
+# Checks that say something about an op which takes no call that is known.
+WITHOUT_CALLS = ("missing-kernel", "bad-schema")
 # Elements of a sample that is used by default; more with ``thorough``.
 SAMPLE_ELEMENTS = 1 << 18
 SAMPLES = 6
@@ -142,12 +145,15 @@ def _work(plan: Plan, todo: tuple[Check, ...], avoid: frozenset[str], share: Cal
         )
         send({"say": "check", "check": ""})
         bench.cases, why = accepted(plan, bench)
+        refused = tuple(itertools.islice(candidates(plan), 1)) if not bench.cases else ()
         send({"say": "cases", "count": len(bench.cases), "why": why})
         for check in todo:
             start = time.monotonic()
             bench.deadline = start + share(check.name)
             send({"say": "check", "check": check.name})
             outcome, detail = "pass", ""
+            if not bench.cases and check.name in WITHOUT_CALLS:
+                bench.cases = refused
             if not bench.cases:
                 outcome, detail = "not-run", why
             else:
@@ -164,6 +170,8 @@ def _work(plan: Plan, todo: tuple[Check, ...], avoid: frozenset[str], share: Cal
                 except Exception as error:
                     if outcome == "pass":
                         outcome, detail = "not-run", f"the check itself failed: {_traced(error)}"
+            if bench.cases is refused:
+                bench.cases = ()
             send(
                 {
                     "say": "result", "check": check.name, "outcome": outcome, "detail": detail,
@@ -250,10 +258,23 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
     return tuple(notes.findings), tuple(notes.results[check.name] for check in todo)
 
 
+def _fatal_words(facts: OpFacts, change: str, ending: Ending) -> str:
+    if change != "fake":
+        return f"{facts.name} takes the process down: {ending.sentence}"
+    if facts.is_composite:
+        return (
+            f"{facts.name} is a kernel, and registered as CompositeImplicitAutograd: traced without data "
+            f"{ending.sentence}"
+        )
+    return f"the fake of {facts.name} takes the process down: {ending.sentence}"
+
+
 def _fatal(plan: Plan, notes: _Notes, ending: Ending) -> None:
     """Turns the death of a fork into a finding about the call that was announced last."""
     kind = CRASH_KINDS.get(notes.change, "out-of-bounds")
-    if ending.how in ("silent", "exit"):
+    if notes.change == "fake":
+        kind = "composite-kernel" if plan.facts.is_composite else "fake-mismatch"
+    elif ending.how in ("silent", "exit"):
         kind = "empty-input" if notes.change == "empty" else "wrong-value"
     arguments, _, source = notes.text.partition("\n")
     guessed = notes.key.startswith("generated")
@@ -263,7 +284,7 @@ def _fatal(plan: Plan, notes: _Notes, ending: Ending) -> None:
             kind=kind,
             code=KINDS[kind].code,
             severity="warning" if guessed and not notes.change else "error",
-            message=f"{plan.facts.name} takes the process down: {ending.sentence}",
+            message=_fatal_words(plan.facts, notes.change, ending),
             location=case_location or plan.facts.location,
             callee=Callee(name=plan.facts.name, distribution=plan.distribution, owner="op"),
             remedies=remedies(kind),

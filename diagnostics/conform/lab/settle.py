@@ -24,6 +24,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "missing-autograd": ("wrong-gradient", "gradient-layout", "double-backward", "compiler-bug"),
     "wrong-gradient": ("double-backward", "compiler-bug"),
     "gradient-layout": ("compiler-bug", "wrong-gradient"),
+    "gradient-layout of the forward": ("layout-assumed", "misaligned", "out-of-bounds", "wrong-value"),
     "index-overflow": ("layout-assumed", "out-of-bounds", "wrong-value"),
     "misaligned": ("layout-assumed", "compiler-bug", "empty-input"),
     "layout-assumed": ("out-of-bounds", "compiler-bug", "precision", "wrong-value"),
@@ -38,6 +39,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "dropped-effect": ("kernel-not-run",),
     "stale-cache": ("compiler-bug",),
 }
+# Evidence in these words names an op that the backward of the found one calls.
+CALLS = "its backward calls"
 _RANK = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -62,6 +65,11 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     for (op, kind), finding in kept.items():
         if finding.severity != "note":
             by_op.setdefault(op, set()).add(kind)
+    for finding in kept.values():
+        if finding.kind == "gradient-layout":
+            for line in finding.evidence:
+                if line.startswith(CALLS):
+                    by_op.setdefault(line.removeprefix(CALLS).strip(), set()).add(f"{finding.kind} of the forward")
     chosen = []
     for (op, kind), finding in kept.items():
         causes = by_op.get(op, set()) - {kind}

@@ -1,0 +1,83 @@
+"""A failed guard's text -> the line of source that uses the guarded value."""
+
+from __future__ import annotations
+
+import linecache
+import re
+
+from opgraft.diagnostics.collect.place import place
+from opgraft.diagnostics.model import Location
+
+_COMMENT = re.compile(r"#\s+(?P<path>[^\s#][^#]*?\.py):(?P<line>\d+) in (?P<name>\S+)\s*$")
+_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
+_TENSOR = re.compile(r"tensor '(?P<source>[^']+)'")
+_SOURCE = re.compile(r"\b[LG]\[['\"](?P<name>\w+)['\"]\](?P<rest>[\w.\[\]'\"]*)")
+_ATTRIBUTE = re.compile(r"\.(\w+)|\['(\w+)'\]")
+_SEARCHED = 400
+
+
+def guarded_value(reason: str, frame: Location | None) -> Location | None:
+    """The place that torch names in the guard's comment; else where the frame's code first uses the guarded name."""
+    told = [f for f in _FRAME.finditer(reason.partition("User stack trace")[2]) if "/torch/" not in f["path"]]
+    if told:
+        return place(told[-1]["path"], int(told[-1]["line"]), told[-1]["name"])
+    for line in reason.splitlines():
+        found = _COMMENT.search(line)
+        if found and frame is not None and found["path"] in (frame.path, frame.path.rpartition("/")[2]):
+            return place(frame.path, int(found["line"]), found["name"])
+        if found and found["path"].startswith("/") and "/torch/" not in found["path"]:
+            return place(found["path"], int(found["line"]), found["name"])
+    if frame is None or not frame.line:
+        return None
+    for name in guarded_names(reason):
+        line_number = first_use(frame.path, frame.line, name)
+        if line_number:
+            return place(frame.path, line_number, frame.function)
+    return frame
+
+
+def guarded_names(reason: str) -> tuple[str, ...]:
+    """Names of the guarded value as source spells them, the longest first: ``L['self'].scale`` is ``self.scale``."""
+    tensor = _TENSOR.search(reason)
+    text = tensor["source"] if tensor else reason
+    found = _SOURCE.search(text)
+    if not found:
+        return (text,) if tensor and text.isidentifier() else ()
+    parts = [found["name"]]
+    for attribute, key in _ATTRIBUTE.findall(found["rest"]):
+        if attribute not in (
+            "size",
+            "stride",
+            "_modules",
+            "_parameters",
+            "_buffers",
+            "__dict__",
+            "__func__",
+            "forward",
+        ):
+            parts.append(attribute or key)
+    names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return tuple(name for name in names if name != "self") or tuple(names)
+
+
+def first_use(path: str, first_line: int, name: str) -> int:
+    """The first line of the function at ``first_line`` whose body has ``name``; 0 if none does."""
+    word = re.compile(rf"(?<![\w.]){re.escape(name)}(?!\w)")
+    header = True
+    indent = None
+    for number in range(first_line, first_line + _SEARCHED):
+        text = linecache.getline(path, number)
+        if not text:
+            return 0
+        code = text.partition("#")[0]
+        if header:
+            header = not code.rstrip().endswith(":")
+            continue
+        if code.strip():
+            depth = len(text) - len(text.lstrip())
+            indent = depth if indent is None else indent
+            if depth < indent:
+                return 0
+        if word.search(code):
+            return number
+    return 0

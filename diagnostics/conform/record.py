@@ -1,0 +1,89 @@
+"""Records the calls of custom ops in the user's program, and has them checked when the program has ended.
+
+The checks run in a fork of the program's own process, where every registration is alive, and leave what they found in
+the recording; ``recorded.check_recorded_calls`` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from opgraft.diagnostics.collect import arrival
+from opgraft.diagnostics.conform.lab import happenings, isolate, met, site, tap
+from opgraft.diagnostics.conform.lab.met import Book, Met
+
+SECONDS = 90.0
+
+
+def install(recording: Path) -> Callable[[], None]:
+    """Starts to record, as soon as the program has imported torch.
+
+    Args:
+        recording: the file that the findings are left in.
+
+    Returns:
+        What ends the recording: to be called when the program has ended and other hooks are gone. It takes the taps
+        away and runs the checks, at most for about ``SECONDS``.
+    """
+    book = Book()
+    stream = recording.open("w", encoding="utf-8")
+
+    def journal(say: str, entry: Met | None) -> None:
+        line: dict[str, Any] = {"say": say}
+        if entry is not None:
+            place = entry.location
+            line |= {"op": entry.name, "path": place.path if place else "", "line": place.line if place else 0}
+        stream.write(json.dumps(line) + "\n")
+        stream.flush()
+
+    listener = tap.Listener(book, journal)
+
+    def begin(torch: ModuleType) -> None:
+        tap.hide_from_compiler(torch, (tap, met, site, happenings, sys.modules[__name__]))
+        tap.take_hold(torch, listener)
+        happenings.watch(torch, listener)
+
+    forget = arrival.when_imported("torch", begin)
+    owner = os.getpid()
+
+    def stop() -> None:
+        forget()
+        listener.on = False
+        for undo in reversed(listener.undo):
+            undo()
+        listener.undo.clear()
+        if os.getpid() != owner or "torch" not in sys.modules:
+            return
+        if not book.calls and not book.events:
+            return
+        _check(book, stream)
+
+    return stop
+
+
+def _check(book: Book, stream: Any) -> None:
+    """Runs the checks in a fork and writes what they say."""
+    if not isolate.can_fork():
+        stream.write(json.dumps({"say": "not-run", "why": "CUDA is in use in the program: its ops were not run again"}) + "\n")
+        stream.flush()
+        return
+
+    def work(send: isolate.Send) -> None:
+        from opgraft.diagnostics.conform.lab.after import check_book
+
+        check_book(book, send, SECONDS)
+
+    def receive(message: isolate.Message) -> None:
+        stream.write(json.dumps(message) + "\n")
+        stream.flush()
+
+    ending = isolate.run_isolated(work, receive, seconds=SECONDS + 15.0)
+    if ending.how != "done":
+        why = ending.detail.strip().splitlines()[-1:] or [ending.sentence]
+        receive({"say": "not-run", "why": f"custom ops were not checked to the end: {why[0]}", "detail": ending.detail})

@@ -1,0 +1,202 @@
+"""The ledger: the measured difference between an arm and the compiler, split into terms that say how they are known.
+
+Kernel time is split by who wrote the kernel. With K for kernel time in the step and A for time alone, of a step's calls:
+
+    K(arm) - K(compiler) = [A(op) - A(reference)]                         kernel alone
+                         + [op in place - A(op)]                          neighbours
+                         + [generated(arm) - generated(compiler) + A(reference)]   lost fusion, and copies taken out of it
+                         + [library(arm) - library(compiler)]             other kernels
+
+The reference's own time is inside the compiler's generated kernels, so it is given back there. What host time leaves
+exposed is measured apart, and what then remains of the measured step is ``unexplained``: nothing is fitted to it.
+"""
+
+from __future__ import annotations
+
+from opgraft.diagnostics.measure.arms import BASELINE
+from opgraft.diagnostics.measure.facts import ArmFacts, FactsReading
+from opgraft.diagnostics.model import Ledger, LedgerTerm
+
+# Below this busy share a step is bound by the host: kernels wait for launches and not the other way round.
+HOST_BOUND_BELOW = 0.9
+
+
+def make(
+    arm: str, facts: FactsReading, baseline_us: float, arm_us: float, *, on_gpu: bool, breaks: int = 0
+) -> Ledger | None:
+    """The ledger of one arm; None where the arm or the baseline has no facts.
+
+    Args:
+        baseline_us, arm_us: the steps as the interleaved blocks measured them.
+    """
+    base, own = facts.arm(BASELINE), facts.arm(arm)
+    if base is None or own is None or "op" not in facts.alone_us:
+        return None
+    # The steps were taken apart in another process than the one that timed them. Where that ran at another speed, its
+    # times are brought to the speed of the timed steps: both were taken without the profiler.
+    speed = baseline_us / base.step_us if base.step_us else 1.0
+    base, own = base.scaled(speed), own.scaled(arm_us / own.step_us if own.step_us else 1.0)
+    form = "raw" if arm == "raw" and "raw" in facts.alone_us else "op"
+    alone, reference = facts.alone_us[form] * speed, facts.alone_us[BASELINE] * speed
+    # A kernel that left no record of its own (an unregistered function on a CPU) is taken at its time alone.
+    seen = own.op_us > 0
+    in_place = own.op_us if seen else alone
+    terms = [
+        LedgerTerm(
+            name="kernel alone",
+            us_per_step=alone - reference,
+            how="measured",
+            detail=f"{facts.calls} calls, {_factor(reference, alone)} than the compiler's own code, cold cache",
+        )
+    ]
+    if seen:
+        terms.append(
+            LedgerTerm(
+                name="kernel among its neighbours",
+                us_per_step=in_place - alone,
+                how="measured",
+                detail="warm caches and clocks of the step, against alone",
+            )
+        )
+    terms += _copies(own, base, facts.copy_bytes_per_second)
+    copies = sum(t.us_per_step or 0.0 for t in terms if t.name in _COPIES.values())
+    copied = sum(t.bytes_per_step or 0 for t in terms if t.name in _COPIES.values())
+    terms.append(_fusion(own, base, facts, reference, copies, copied))
+    terms.append(
+        LedgerTerm(
+            name="other kernels",
+            us_per_step=own.library_us - base.library_us,
+            how="measured",
+            detail="matrix products, optimiser: the same kernels at another speed",
+        )
+    )
+    terms.append(_host(own, base, baseline_us, arm_us, in_place if not seen else 0.0, on_gpu))
+    if breaks:
+        terms.append(
+            LedgerTerm(
+                name="graph breaks",
+                us_per_step=None,
+                how="counted",
+                detail=f"{breaks} a step: their price is in lost fusion and in host time",
+            )
+        )
+    if own.saved_bytes != base.saved_bytes:
+        terms.append(
+            LedgerTerm(
+                name="memory saved for backward",
+                us_per_step=None,
+                how="counted",
+                bytes_per_step=own.saved_bytes - base.saved_bytes,
+                detail="held from forward to backward",
+            )
+        )
+    total = arm_us - baseline_us
+    rest = total - sum(t.us_per_step or 0.0 for t in terms)
+    terms.append(
+        LedgerTerm(
+            name="unexplained", us_per_step=rest, how="measured", detail=f"{abs(rest) / baseline_us:.1%} of the step"
+        )
+    )
+    share = reference / baseline_us
+    return Ledger(
+        arm=arm,
+        terms=tuple(t for t in terms if t.us_per_step is None or abs(t.us_per_step) >= 0.05 or t.name in _ALWAYS),
+        total_us=total,
+        share_of_step=in_place / arm_us,
+        amdahl_bound=amdahl(share, reference / alone) if alone > 0 else None,
+        unexplained_share=abs(rest) / baseline_us,
+    )
+
+
+_ALWAYS = ("kernel alone", "lost fusion", "unexplained")
+_COPIES = {"layout copy": "layout copies", "functional copy": "functionalisation copies", "cast": "casts"}
+
+
+def amdahl(share: float, speedup: float) -> float:
+    """What the step gains at most if only the op gets ``speedup`` times faster and it is ``share`` of the step."""
+    bounded = min(max(share, 0.0), 1.0)
+    return 1.0 / (1.0 - bounded + bounded / speedup)
+
+
+def _factor(reference: float, alone: float) -> str:
+    if alone <= 0 or reference <= 0:
+        return "no slower"
+    return f"{reference / alone:.2f}x faster" if alone <= reference else f"{alone / reference:.2f}x slower"
+
+
+def _copies(own: ArmFacts, base: ArmFacts, rate: float) -> list[LedgerTerm]:
+    """Kernels that only copy, by why they are there: counted from the graphs and priced at the copy rate."""
+    found = []
+    for role, name in _COPIES.items():
+        extra = own.bytes(role=role) - base.bytes(role=role)
+        if abs(extra) < 1 or rate <= 0:
+            continue
+        found.append(
+            LedgerTerm(
+                name=name,
+                us_per_step=extra / rate * 1e6,
+                how="counted",
+                bytes_per_step=round(extra),
+                launches_per_step=round(own.count(role=role) - base.count(role=role)),
+                detail=f"priced at {rate / 1e9:,.0f} GB/s",
+            )
+        )
+    return found
+
+
+def lost_bytes(own: ArmFacts, base: ArmFacts, reference: ArmFacts | None) -> float:
+    """Bytes that generated kernels move in the arm beyond those of the compiler's arm, the reference's own taken out."""
+    return own.bytes() - base.bytes() + (reference.bytes() if reference is not None else 0.0)
+
+
+def _fusion(
+    own: ArmFacts, base: ArmFacts, facts: FactsReading, reference_us: float, copies: float, copied: float
+) -> LedgerTerm:
+    time = own.generated_us - base.generated_us + reference_us - copies
+    launches = sum(own.kernels.values()) - sum(base.kernels.values())
+    detail = ""
+    size = None
+    if own.nodes and base.nodes:
+        size = lost_bytes(own, base, facts.reference) - copied
+        priced = size / facts.copy_bytes_per_second * 1e6 if facts.copy_bytes_per_second else 0.0
+        detail = f"by bytes at {facts.copy_bytes_per_second / 1e9:,.0f} GB/s it would be {priced:+,.0f}"
+    return LedgerTerm(
+        name="lost fusion",
+        us_per_step=time,
+        how="measured",
+        detail=detail,
+        bytes_per_step=None if size is None else round(size),
+        launches_per_step=round(launches),
+    )
+
+
+def exposed_us(facts: ArmFacts, on_gpu: bool) -> tuple[float, bool]:
+    """Time of a step in which no kernel runs, and whether the host is what it waits for.
+
+    On a GPU that is busy, gaps between kernels come from the records. On one that waits, the profiler would stretch the
+    gaps: host time to enqueue a step, taken without it, less kernel time is what is exposed.
+    """
+    gaps = max(0.0, facts.span_us - facts.kernel_us)
+    if not on_gpu:
+        return gaps, False
+    if facts.enqueue_us > facts.kernel_us / HOST_BOUND_BELOW:
+        return facts.enqueue_us - facts.kernel_us, True
+    return min(gaps, max(0.0, facts.step_us - facts.kernel_us)), False
+
+
+def _host(
+    own: ArmFacts, base: ArmFacts, baseline_us: float, arm_us: float, unrecorded: float, on_gpu: bool
+) -> LedgerTerm:
+    mine, mine_bound = exposed_us(own, on_gpu)
+    theirs, theirs_bound = exposed_us(base, on_gpu)
+    busy = (own.kernel_us + unrecorded) / arm_us
+    if not on_gpu:
+        detail = "time outside kernels: Python, guards, dispatch"
+    elif mine_bound or theirs_bound:
+        which = "both arms" if mine_bound and theirs_bound else own.name if mine_bound else BASELINE
+        detail = f"host-bound ({which}): kernels run {busy:.0%} of the step"
+    else:
+        detail = f"GPU-bound, kernels run {busy:.0%} of the step: launches are hidden, gaps between kernels remain"
+    return LedgerTerm(
+        name="host time and gaps, exposed", us_per_step=mine - unrecorded - theirs, how="measured", detail=detail
+    )
