@@ -30,6 +30,7 @@ constexpr int64_t LANES = 16;
 constexpr int64_t STEPS = 64;
 constexpr int64_t TILE = LANES * STEPS;
 constexpr int64_t SPLITS = 4;
+constexpr int SUMMED_STATES = 16;
 constexpr double SOFTPLUS_THRESHOLD = 20;  // torch's: above it softplus is the identity
 
 template <typename A>
@@ -91,6 +92,9 @@ struct Tile {
   A dy[TILE];     // of y before the gate
   A d_input[TILE];
   A d_step[TILE];
+  A part_y[TILE];  // of SUMMED_STATES states: sums over many states stay as exact as over few
+  A part_input[TILE];
+  A part_step[TILE];
   A skip[LANES];
   A bias[LANES];
 };
@@ -100,7 +104,7 @@ OPGRAFT_INLINE void prepare(Tile<A>& tile, bool use_softplus, int64_t steps) {
   for (int64_t i = 0; i < steps * LANES; ++i) tile.step[i] = use_softplus ? softplus(tile.raw[i]) : tile.raw[i];
   for (int64_t i = 0; i < steps * LANES; ++i) {
     tile.input[i] = tile.step[i] * tile.u[i];
-    tile.y[i] = A(0);
+    tile.y[i] = tile.part_y[i] = A(0);
   }
 }
 
@@ -108,6 +112,16 @@ template <typename A>
 OPGRAFT_INLINE void fill_decay(Tile<A>& tile, const A* a, int64_t steps) {
   for (int64_t t = 0; t < steps; ++t) {
     for (int64_t l = 0; l < LANES; ++l) tile.decay[t * LANES + l] = exponential(tile.step[t * LANES + l] * a[l]);
+  }
+}
+
+inline bool part_is_full(int n, int states) { return n + 1 == states || n % SUMMED_STATES == SUMMED_STATES - 1; }
+
+template <typename A>
+OPGRAFT_INLINE void flush(A* part, A* total, int64_t steps) {
+  for (int64_t i = 0; i < steps * LANES; ++i) {
+    total[i] += part[i];
+    part[i] = A(0);
   }
 }
 
@@ -125,10 +139,11 @@ OPGRAFT_INLINE void forward_tile(Tile<A>& tile, const A* a, A* h, const A* b, co
       }
       if (c) {
         const A ct = c[n * STEPS + t];
-        for (int64_t l = 0; l < LANES; ++l) tile.y[t * LANES + l] += state[l] * ct;
+        for (int64_t l = 0; l < LANES; ++l) tile.part_y[t * LANES + l] += state[l] * ct;
       }
     }
     for (int64_t l = 0; l < LANES; ++l) h[n * LANES + l] = state[l];
+    if (c && part_is_full(n, states)) flush(tile.part_y, tile.y, steps);
   }
 }
 
@@ -147,7 +162,9 @@ OPGRAFT_INLINE A sum_lanes(const A* values) {
 template <typename A>
 OPGRAFT_INLINE void backward_tile(Tile<A>& tile, const A* a, const A* h, A* carry, const A* b, const A* c, A* d_a, A* d_b,
                                   A* d_c, A* states_of, int64_t steps, int states) {
-  for (int64_t i = 0; i < steps * LANES; ++i) tile.d_input[i] = tile.d_step[i] = A(0);
+  for (int64_t i = 0; i < steps * LANES; ++i) {
+    tile.d_input[i] = tile.d_step[i] = tile.part_input[i] = tile.part_step[i] = A(0);
+  }
   for (int n = 0; n < states; ++n) {
     fill_decay(tile, a + n * LANES, steps);
     for (int64_t l = 0; l < LANES; ++l) states_of[l] = h[n * LANES + l];
@@ -157,7 +174,7 @@ OPGRAFT_INLINE void backward_tile(Tile<A>& tile, const A* a, const A* h, A* carr
       for (int64_t l = 0; l < LANES; ++l) {
         const int64_t i = t * LANES + l;
         states_of[i + LANES] = tile.decay[i] * states_of[i] + tile.input[i] * bt;
-        tile.y[i] += states_of[i + LANES] * ct;
+        tile.part_y[i] += states_of[i + LANES] * ct;
       }
     }
     A later[LANES], slope[LANES];
@@ -174,10 +191,10 @@ OPGRAFT_INLINE void backward_tile(Tile<A>& tile, const A* a, const A* h, A* carr
         const A total = tile.dy[i] * ct + later[l];
         to_c[l] = tile.dy[i] * states_of[i + LANES];
         to_b[l] = total * tile.input[i];
-        tile.d_input[i] += total * bt;
+        tile.part_input[i] += total * bt;
         later[l] = tile.decay[i] * total;
         const A to_exponent = later[l] * states_of[i];
-        tile.d_step[i] += to_exponent * a[n * LANES + l];
+        tile.part_step[i] += to_exponent * a[n * LANES + l];
         slope[l] += to_exponent * tile.step[i];
       }
       d_b[n * STEPS + t] += sum_lanes(to_b);
@@ -186,6 +203,11 @@ OPGRAFT_INLINE void backward_tile(Tile<A>& tile, const A* a, const A* h, A* carr
     for (int64_t l = 0; l < LANES; ++l) {
       carry[n * LANES + l] = later[l];
       d_a[n * LANES + l] += slope[l];
+    }
+    if (part_is_full(n, states)) {
+      flush(tile.part_y, tile.y, steps);
+      flush(tile.part_input, tile.d_input, steps);
+      flush(tile.part_step, tile.d_step, steps);
     }
   }
 }

@@ -32,6 +32,7 @@ namespace {
 
 constexpr int ROW_WARPS = 4;
 constexpr int COLUMN_THREADS = 64;
+constexpr int PREFETCH = 4;  // batches of UNROLL steps ahead
 // Warps an SM below which rows are cut into segments, and what is aimed at then.
 constexpr int ENOUGH_ROW_WARPS = 10;
 constexpr int ROW_WARPS_WANTED = 24;
@@ -289,6 +290,19 @@ __device__ __forceinline__ void load_column(const T* base, const Column& column,
   }
 }
 
+// Asks for the cache lines of `UNROLL` steps, a lane a step: what is in flight to L2 needs no registers, and four warps
+// an SM with 64 registers each of loads do not cover the latency of HBM.
+template <typename T, int UNROLL>
+__device__ __forceinline__ void prefetch_column(const T* base, const Column& column, int64_t first) {
+  if constexpr (sizeof(T) > 2) return;  // wider types have twice as many warps, and lose by it
+  static_assert(UNROLL <= 32);
+  const int lane = threadIdx.x % 32;
+  const int64_t offset = __shfl_sync(__activemask(), column.offset, 0);
+  if (lane < UNROLL && first + lane < column.end) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(base + offset + (first + lane) * column.stride));
+  }
+}
+
 template <typename S, int WIDTH>
 __device__ __forceinline__ void enter_column(const Affine<S>* pairs, int64_t rows, const Column& column,
                                              S (&state)[WIDTH]) {
@@ -321,9 +335,15 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
   Vector<T, WIDTH> a[UNROLL], b[UNROLL], next_a[UNROLL], next_b[UNROLL];
   load_column(decay, column, column.begin, a);
   load_column(update, column, column.begin, b);
+  for (int batch = 2; batch < PREFETCH; ++batch) {
+    prefetch_column<T, UNROLL>(decay, column, column.begin + batch * UNROLL);
+    prefetch_column<T, UNROLL>(update, column, column.begin + batch * UNROLL);
+  }
   for (int64_t first = column.begin; first < column.end; first += UNROLL) {
     load_column(decay, column, first + UNROLL, next_a);
     load_column(update, column, first + UNROLL, next_b);
+    prefetch_column<T, UNROLL>(decay, column, first + PREFETCH * UNROLL);
+    prefetch_column<T, UNROLL>(update, column, first + PREFETCH * UNROLL);
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
       if (first + u < column.end) {
@@ -384,6 +404,9 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
     load_column(decay, column, first + UNROLL, next_a);
     load_column(grad, column, first + UNROLL, next_g);
     if (!reduce) load_column(output, ahead, first + UNROLL, next_h);
+    prefetch_column<T, UNROLL>(decay, column, first + PREFETCH * UNROLL);
+    prefetch_column<T, UNROLL>(grad, column, first + PREFETCH * UNROLL);
+    if (!reduce) prefetch_column<T, UNROLL>(output, ahead, first + PREFETCH * UNROLL);
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
       if (first + u < column.end) {
@@ -497,7 +520,7 @@ void forward(const Tensor& like, ScanShape shape, const T* decay, const T* updat
                             reinterpret_cast<uintptr_t>(output);
   if constexpr (sizeof(T) == 2) {
     if (shape.inner % 2 == 0 && address % 4 == 0) {
-      columns(std::integral_constant<int, 2>{}, std::integral_constant<int, 32>{});
+      columns(std::integral_constant<int, 2>{}, std::integral_constant<int, 16>{});
       return;
     }
   }

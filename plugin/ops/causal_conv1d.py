@@ -122,15 +122,14 @@ def _seen(seq_idx: torch.Tensor, back: int) -> torch.Tensor:
 
 def _check_size(op: str, argument: str, tensor: torch.Tensor, meaning: str, wanted: tuple[Any, ...]) -> None:
     fits = tensor.dim() == len(wanted) and all(a == b for a, b in zip(tensor.shape, wanted, strict=True))
-    torch._check(
-        fits, lambda: f"{op}: {argument} has shape {tuple(tensor.shape)}, expected {meaning}, {tuple(wanted)}"
-    )
+    torch._check(fits, lambda: f"{op}: {argument} has shape {tuple(tensor.shape)}, expected {meaning}, {tuple(wanted)}")
 
 
 def _check_kind(op: str, argument: str, tensor: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> None:
     torch._check(tensor.dtype == dtype, lambda: f"{op}: {argument} has dtype {tensor.dtype}, expected {dtype}")
     torch._check(
-        tensor.device == x.device, lambda: f"{op}: {argument} is on {tensor.device}, expected the device of x, {x.device}"
+        tensor.device == x.device,
+        lambda: f"{op}: {argument} is on {tensor.device}, expected the device of x, {x.device}",
     )
 
 
@@ -214,7 +213,12 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
 
 
 def map_channels(
-    op: Any, size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...], kinds: tuple[str, ...], outputs: tuple[str, ...]
+    op: Any,
+    size: int,
+    in_dims: tuple[Any, ...],
+    args: tuple[Any, ...],
+    kinds: tuple[str, ...],
+    outputs: tuple[str, ...],
 ) -> tuple[Any, tuple[int, ...]]:
     """A vmap rule by more channels: every channel has weights of its own, so the mapped dimension becomes part of
     the channels. Only the packing of rows, which channels share, is mapped by a loop."""
@@ -368,7 +372,9 @@ def reference_backward(
         initial_state = x.new_zeros(x.shape[0], channels, weight.shape[1] - 1)
     found = vector_jacobian_product(reference, (x, weight, bias, initial_state, *rest), (grad, grad_final))[:4]
     given = (x, weight, bias, initial_state)
-    one, two, three, four = (torch.zeros_like(g) if f is None else f.contiguous() for f, g in zip(found, given, strict=True))
+    one, two, three, four = (
+        torch.zeros_like(g) if f is None else f.contiguous() for f, g in zip(found, given, strict=True)
+    )
     return one, two, three, four
 
 
@@ -410,7 +416,7 @@ def _backward_vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
 def backward_cost(grad: torch.Tensor, grad_final: torch.Tensor | None, *inputs: Any) -> Cost:
     """Two reads and one write of x's size; three multiply-adds a tap; an exponential for SiLU."""
     forward = cost(*inputs)
-    x, weight, _, initial_state = inputs[:4]
+    x, weight = inputs[:2]
     states = x.shape[0] * weight.shape[0] * (weight.shape[1] - 1)
     more = x.numel() + weight.numel() + weight.shape[0] + states
     return Cost(forward.bytes + more * x.element_size(), 3 * forward.flops, forward.exponentials)

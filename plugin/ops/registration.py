@@ -113,9 +113,11 @@ def vector_jacobian_product(
         pairs = [
             (out, grad)
             for out, grad in zip(outputs if isinstance(outputs, tuple) else (outputs,), grads, strict=True)
-            if grad is not None
+            if grad is not None and out.requires_grad
         ]
         wanted = [v for v in variables if isinstance(v, torch.Tensor) and v.requires_grad]
+        if not pairs:
+            return (None,) * len(variables)
         found = iter(
             torch.autograd.grad(
                 [out for out, _ in pairs],
