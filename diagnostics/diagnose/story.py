@@ -30,6 +30,7 @@ class CompiledFrame:
     failed: bool = False
     empty: bool = False
     eager_inputs: int = 0
+    output_bytes: int | None = None
     order: int = 0
 
 
@@ -192,6 +193,7 @@ class Reader:
         frame.ops += event.ops
         frame.location = frame.location or event.location
         frame.eager_inputs = event.eager_inputs
+        frame.output_bytes = event.output_bytes
         for use in event.custom_ops:
             uses = self.story.op_uses.setdefault(use.op.partition(".")[0], [])
             if len(uses) < 256:
