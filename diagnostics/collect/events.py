@@ -228,7 +228,7 @@ class Laps(Event, frozen=True, kw_only=True, tag="laps", omit_defaults=True):
 
     ``graphs[i]`` is a compile id, ``us[i]`` and ``gap_us[i]`` (the gap after it) hold one number a repeat, in
     microseconds; ``step_us`` whole steps. ``callee_us`` holds, for the gap after a compile id, the own times of what
-    was called in it, by name. """
+    was called in it, by name."""
 
     graphs: tuple[str, ...] = ()
     us: tuple[tuple[float, ...], ...] = ()

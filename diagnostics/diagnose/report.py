@@ -11,7 +11,7 @@ from opgraft.diagnostics.diagnose import cost, cudagraph_skip, explain_figures, 
 from opgraft.diagnostics.diagnose.gather import Group, Groups, finding, sort_key
 from opgraft.diagnostics.diagnose.remedies import leave_it
 from opgraft.diagnostics.diagnose.rules import judge
-from opgraft.diagnostics.diagnose.story import Reader, Story
+from opgraft.diagnostics.diagnose.story import RECOMPILE_LIMIT, Reader, Story
 from opgraft.diagnostics.kinds import KINDS
 from opgraft.diagnostics.model import ExplainFigures, Finding, Report, Run
 
@@ -20,17 +20,13 @@ def diagnose(stream: Iterable[Event], run: Run | None = None) -> Report:
     """Reads a stream once and reports. ``run`` is what the parent process knows of how the run ended."""
     reader = Reader()
     groups = Groups()
-    limit_hit: dict[str, int] = {}
     for incident in reader.incidents(stream):
-        if incident.gb_type.startswith(recompile.LIMIT):
-            path = incident.location.path
-            limit_hit[path] = limit_hit.get(path, 0) + 1
-        else:
+        if not incident.gb_type.startswith(RECOMPILE_LIMIT):
             groups.add(incident, judge(incident))
     story = reader.story
     step = timeline.step_us(story)
     found = [_priced(story, group, step) for group in groups.groups()]
-    found = recompile.conclude(story, found, limit_hit)
+    found = recompile.conclude(story, found)
     found += stale_cache.conclude(story) + cudagraph_skip.conclude(story)
     findings = tuple(sorted(found, key=sort_key))
     by_id = {
@@ -57,7 +53,7 @@ def diagnose(stream: Iterable[Event], run: Run | None = None) -> Report:
         explain=ExplainFigures(
             graph_count=graphs,
             graph_break_count=breaks,
-            why_it_differs=explain_figures.words(graphs, breaks, report),
+            why_it_differs=explain_figures.words(graphs, breaks, report, sum(group.later for group in groups.groups())),
         ),
     )
 

@@ -10,6 +10,7 @@ from opgraft.diagnostics.collect import events as ev
 from opgraft.diagnostics.diagnose.incident import Incident
 from opgraft.diagnostics.model import Location
 
+RECOMPILE_LIMIT = ("Dynamo recompile limit exceeded", "Dynamo cache limit exceeded")
 _MESSAGES_KEPT = 512
 
 
@@ -64,6 +65,7 @@ class Story:
     graphs: int = 0
     events: int = 0
     generations: int = 0
+    limits: set[str] = field(default_factory=set)
     inlined: set[tuple[str, str]] = field(default_factory=set)
 
     @property
@@ -95,6 +97,8 @@ class Reader:
         story = self.story
         if isinstance(event, ev.Message):
             self._messages[event.number] = event
+            if event.gb_type.startswith(RECOMPILE_LIMIT):
+                story.limits.add(event.id.partition("/")[0])
             if len(self._messages) > _MESSAGES_KEPT:
                 self._messages.popitem(last=False)
         elif isinstance(event, ev.CompileBegan):
