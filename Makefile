@@ -14,10 +14,10 @@ PACKAGES := $(shell find plugin diagnostics -name __init__.py)
 demo: setup ## the main job on a real compiled model, with a report at the end
 	@$(BIN)/python examples/demo.py
 
-test: setup ## the whole suite
+test: setup $(BIN)/.test ## the whole suite
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-short: setup ## the part of the suite that also runs on a second torch
+test-short: setup $(BIN)/.test ## the part of the suite that also runs on a second torch
 	@$(BIN)/python -m pytest -m core $(ARGS)
 
 lint: setup $(BIN)/.lint ## ruff, mypy --strict and clang-format's check
@@ -40,11 +40,17 @@ $(BIN)/.torch:
 	@$(PIP) "torch==$(TORCH)"
 	@touch $@
 
-# Everything else that development needs, again when pyproject.toml changes.
+# What the tools need, and what the tests need beside it; again when pyproject.toml changes.
 $(BIN)/.dependencies: $(BIN)/.torch pyproject.toml
-	@echo "installing the development dependencies"
-	@$(PYTHON) tools/dependencies.py test diagnostics > $(VENV)/development.txt
-	@$(PIP) "torch==$(TORCH)" -r $(VENV)/development.txt
+	@echo "installing what the tools need"
+	@$(PYTHON) tools/dependencies.py diagnostics > $(VENV)/tools.txt
+	@$(PIP) "torch==$(TORCH)" -r $(VENV)/tools.txt
+	@touch $@
+
+$(BIN)/.test: $(BIN)/.dependencies
+	@echo "installing what the tests need"
+	@$(PYTHON) tools/dependencies.py test > $(VENV)/test.txt
+	@$(PIP) "torch==$(TORCH)" -r $(VENV)/test.txt
 	@touch $@
 
 # The native libraries and the editable install, again when a source changes.

@@ -181,3 +181,32 @@ def quiet_compiler() -> None:
     inductor = loaded("torch._inductor.config")
     if inductor is not None and hasattr(inductor, "compile_threads"):
         inductor.compile_threads = 1
+
+
+def leave_alone(codes: list[CodeType]) -> bool:
+    """Tells Dynamo's frame hook to run these code objects as they are; False where this torch offers no way."""
+    module = loaded("torch._C._dynamo.eval_frame")
+    direct = getattr(module, "skip_code", None)
+    strategy = getattr(module, "_FrameExecStrategy", None)
+    action = getattr(module, "_FrameAction", None)
+    setter = getattr(module, "set_code_exec_strategy", None)
+    if direct is None and (strategy is None or action is None or setter is None):
+        return False
+    for code in codes:
+        if setter is not None and strategy is not None and action is not None:
+            setter(code, strategy(action.SKIP, action.DEFAULT))
+        elif direct is not None:
+            direct(code)
+    return True
+
+
+def without_frame_hook(function: Any, *args: Any) -> Any:
+    """Calls ``function(*args)`` while Dynamo looks at no frame of this thread."""
+    setter = getattr(loaded("torch._C._dynamo.eval_frame"), "set_eval_frame", None)
+    if setter is None:
+        return function(*args)
+    before = setter(None)
+    try:
+        return function(*args)
+    finally:
+        setter(before)

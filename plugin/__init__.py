@@ -5,6 +5,8 @@ Importing registers the ops and changes nothing else: no torch config, no logger
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from opgraft import library as _library
 
 _library.load()
@@ -20,11 +22,18 @@ from opgraft.registry import Cost, OpSpec, Sample, describe
 
 __version__ = "0.1.0"
 
+<<<<<<< HEAD
+=======
+if TYPE_CHECKING:
+    from opgraft.compile import compile_options, sites
+
+>>>>>>> main
 __all__ = [
     "Cost",
     "OpSpec",
     "Sample",
     "__version__",
+<<<<<<< HEAD
     "causal_conv1d",
     "causal_conv1d_update",
     "causal_conv1d_update_",
@@ -36,3 +45,26 @@ __all__ = [
     "selective_scan_update",
     "selective_scan_update_",
 ]
+=======
+    "compile_options",
+    "describe",
+    "gelu",
+    "register_sharding_rules",
+    "sites",
+]
+
+# What needs torch's compiler is imported on first use: that import takes longer than all the rest.
+_LAZY = frozenset(["compile_options", "sites"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from opgraft import compile as _compile
+
+        return getattr(_compile, name)
+    raise AttributeError(f"module 'opgraft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+>>>>>>> main

@@ -45,3 +45,100 @@ def is_transformed() -> bool:
         return False
     stack = _functorch.get_interpreter_stack() or ()
     return any(level.key() in (_functorch.TransformType.Grad, _functorch.TransformType.Jvp) for level in stack)
+
+
+def is_plain_fake(value: Any) -> bool:
+    """True for a tensor, a parameter or a fake tensor; False for every other subclass."""
+    kind = type(value)
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return True
+    return kind.__name__ == "FakeTensor" and kind.__module__ == "torch._subclasses.fake_tensor"
+
+
+def hint(size: Any) -> int | None:
+    """The number that a symbolic size had in the run that is compiled; None where its value depends on data."""
+    node = getattr(size, "node", None)
+    if node is None or not node.has_hint():
+        return None
+    return int(node.hint)
+
+
+def expression(size: Any) -> str:
+    """A number, or the expression of a symbolic one, as text that is equal for equal sizes."""
+    return str(getattr(getattr(size, "node", None), "expr", size))
+
+
+def fake_mode_of(*values: Any) -> Any:
+    """The FakeTensorMode that example values belong to; None where there is none."""
+    for value in values:
+        if (mode := getattr(value, "fake_mode", None)) is not None:
+            return mode
+    return None
+
+
+def aside() -> Any:
+    """A context in which real tensors run as if no compile were open: no modes, no tracing, no Python dispatcher."""
+    import contextlib
+
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch._guards.tracing(None))
+    stack.enter_context(_disable_current_modes())
+    no_python_dispatcher = getattr(__import__("torch._dispatch.python", fromlist=["x"]), "no_python_dispatcher", None)
+    if no_python_dispatcher is not None:
+        stack.enter_context(no_python_dispatcher())
+    return stack
+
+
+# Every slot of Inductor's config that holds somebody's pass: all are emptied around a compile inside a compile.
+_PASS_HOOKS = (
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+    "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass",
+)
+
+
+def compile_alone(module: torch.fx.GraphModule, inputs: list[torch.Tensor], patches: dict[str, Any]) -> Any:
+    """Compiles a graph with Inductor, forward and backward at once, while another compile may be open.
+
+    The nested compile gets a tracing context and a shape environment of its own, or it would put its sizes into the
+    outer one and pass the caches by; the backward is compiled at once, since torch allows no second lazy one inside.
+    """
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+    from torch._inductor.compile_fx import compile_fx
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    hooks = {name: None for name in _PASS_HOOKS if hasattr(inductor_config, name)}
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
+    eager_backward = {"force_non_lazy_backward_lowering": True}
+    known = {k: v for k, v in eager_backward.items() if hasattr(functorch_config, k)}
+    with functorch_config.patch(known), torch._guards.tracing(torch._guards.TracingContext(mode)):
+        return compile_fx(module, fakes, config_patches={**hooks, **patches})
+
+
+def default_store() -> Any:
+    """The key-value store of the default process group; None where torch.distributed is not in use."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    getter = getattr(distributed.distributed_c10d, "_get_default_store", None)
+    return getter() if getter is not None else None
+
+
+def fake_kernel_of(op: torch._ops.OpOverload) -> Any:
+    """The Python function registered as an op's fake; None where there is none or torch keeps it elsewhere."""
+    try:
+        from torch._library.simple_registry import singleton
+
+        kernel = singleton.find(op._schema.name).fake_impl.kernel
+    except Exception:
+        return None
+    return getattr(kernel, "func", None)

@@ -54,7 +54,7 @@ def main() -> None:
     from opgraft.diagnostics.collect.recorder import Recorder
     from opgraft.diagnostics.collect.stream_file import StreamFile
 
-    recorder = Recorder(StreamFile(Path(events)), (target, *arguments))
+    recorder = Recorder(StreamFile(Path(events)), (target, *arguments), sample=True)
     recorder.start()
     check_ops = _record_ops(Path(recording)) if recording else _nothing
     _leave()

@@ -223,25 +223,18 @@ class Raised(Event, frozen=True, kw_only=True, tag="raised", omit_defaults=True)
     compiling: bool = False
 
 
-class Lap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One graph in one repeat of the step: times in microseconds. ``gap`` is what passed after it in eager."""
-
-    id: str
-    us: float
-    gap_us: float = 0.0
-    callee_us: float | None = None
-
-
 class Laps(Event, frozen=True, kw_only=True, tag="laps", omit_defaults=True):
     """The repeating part of the run: graphs in order, each with the times of every repeat that was kept.
 
-    ``graphs[i]`` is a compile id, ``us[i]`` and ``gap_us[i]`` hold one number a repeat, in microseconds.
-    """
+    ``graphs[i]`` is a compile id, ``us[i]`` and ``gap_us[i]`` (the gap after it) hold one number a repeat, in
+    microseconds; ``step_us`` whole steps. ``callee_us`` holds, for the gap after a compile id, the own times of what
+    was called in it, by name."""
 
     graphs: tuple[str, ...] = ()
     us: tuple[tuple[float, ...], ...] = ()
     gap_us: tuple[tuple[float, ...], ...] = ()
-    callee_us: dict[str, tuple[float, ...]] = {}
+    callee_us: dict[str, dict[str, tuple[float, ...]]] = {}
+    step_us: tuple[float, ...] = ()
     steps: int = 0
     calls: dict[str, int] = {}
 

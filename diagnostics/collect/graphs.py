@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from opgraft.diagnostics import _compat
-from opgraft.diagnostics.collect.laps import Call
+from opgraft.diagnostics.collect.callee_times import CalleeTimes
+from opgraft.diagnostics.collect.laps import ENTRY, Call
 
 NEWEST = 1 << 15
 PREFIX = "__compiled_fn"
@@ -25,6 +26,7 @@ class GraphClock:
     def __init__(self) -> None:
         self.calls: deque[Call] = deque(maxlen=NEWEST)
         self.counts: Counter[str] = Counter()
+        self.callees: CalleeTimes | None = None
 
 
 _clocks: list[GraphClock] = []
@@ -48,6 +50,13 @@ def stop(clock: GraphClock) -> None:
         if scope.get(name) is timed:
             scope[name] = graph
     _installed.clear()
+
+
+def mark_entry() -> None:
+    """A compiled callable is entered: where a step can begin."""
+    now = time.perf_counter_ns()
+    for clock in _clocks:
+        clock.calls.append((ENTRY, now, now))
 
 
 def wrap(scope: dict[str, Any], name: str, identity: str) -> None:
@@ -74,6 +83,9 @@ def _timed(graph: Callable[..., Any], identity: str) -> Callable[..., Any]:
     clocks, now = _clocks, time.perf_counter_ns
 
     def compiled_graph(*args: Any, **kwargs: Any) -> Any:
+        for clock in clocks:
+            if clock.callees is not None:
+                clock.callees.enter_graph()
         start = now()
         try:
             return graph(*args, **kwargs)
@@ -82,6 +94,8 @@ def _timed(graph: Callable[..., Any], identity: str) -> Callable[..., Any]:
             for clock in clocks:
                 clock.calls.append((identity, start, end))
                 clock.counts[identity] += 1
+                if clock.callees is not None:
+                    clock.callees.leave_graph(identity)
 
     _compat.skip_code(compiled_graph.__code__)
     return compiled_graph

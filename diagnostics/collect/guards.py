@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
+from functools import lru_cache
 
 from opgraft.diagnostics.collect.place import place
 from opgraft.diagnostics.model import Location
@@ -13,7 +15,6 @@ _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>\S
 _TENSOR = re.compile(r"tensor '(?P<source>[^']+)'")
 _SOURCE = re.compile(r"\b[LG]\[['\"](?P<name>\w+)['\"]\](?P<rest>[\w.\[\]'\"]*)")
 _ATTRIBUTE = re.compile(r"\.(\w+)|\['(\w+)'\]")
-_SEARCHED = 400
 
 
 def guarded_value(reason: str, frame: Location | None) -> Location | None:
@@ -61,23 +62,29 @@ def guarded_names(reason: str) -> tuple[str, ...]:
 
 
 def first_use(path: str, first_line: int, name: str) -> int:
-    """The first line of the function at ``first_line`` whose body has ``name``; 0 if none does."""
-    word = re.compile(rf"(?<![\w.]){re.escape(name)}(?!\w)")
-    header = True
-    indent = None
-    for number in range(first_line, first_line + _SEARCHED):
-        text = linecache.getline(path, number)
-        if not text:
-            return 0
-        code = text.partition("#")[0]
-        if header:
-            header = not code.rstrip().endswith(":")
-            continue
-        if code.strip():
-            depth = len(text) - len(text.lstrip())
-            indent = depth if indent is None else indent
-            if depth < indent:
-                return 0
-        if word.search(code):
-            return number
-    return 0
+    """The first line in the body of the function that begins at ``first_line`` where ``name`` is read; 0 if none is."""
+    lines = linecache.getlines(path)
+    function = _function_at("".join(lines), first_line) if lines else None
+    if function is None:
+        return 0
+    found = [
+        node.lineno
+        for statement in function.body
+        for node in ast.walk(statement)
+        if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == name
+    ]
+    return min(found, default=0)
+
+
+@lru_cache(maxsize=64)
+def _function_at(source: str, first_line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if first <= first_line <= node.body[0].lineno:
+                return node
+    return None

@@ -117,6 +117,7 @@ def _install() -> None:
         ("torch._dynamo.exc", _install_messages),
         ("torch._dynamo.convert_frame", _install_skips),
         ("torch._dynamo.output_graph", _install_clock),
+        ("torch._dynamo.eval_frame", _install_entries),
         ("torch._inductor.cudagraph_utils", _install_cudagraphs),
         ("torch.library", _install_registrations),
     ):
@@ -205,6 +206,19 @@ def _install_clock(module: Any) -> None:
         return install_global_unsafe
 
     _replace(graph, "install_global_unsafe", make, "no times of graphs: torch has no OutputGraph.install_global_unsafe")
+
+
+def _install_entries(module: Any) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _callback_from_stance(callback: Any) -> Any:
+            if callback is not None and callback is not False:
+                graphs.mark_entry()
+            return original(callback)
+
+        return _callback_from_stance
+
+    _replace(module, "_callback_from_stance", make, "a step is the shortest repeat of graphs: entries are not seen")
 
 
 def _install_cudagraphs(module: Any) -> None:

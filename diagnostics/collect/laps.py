@@ -8,49 +8,45 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from opgraft.diagnostics.collect.events import Laps
 
 Call = tuple[str, int, int]
-"""Compile id of the graph, start and end in nanoseconds."""
+"""Compile id of the graph or ENTRY, start and end in nanoseconds."""
 Window = tuple[int, int]
+ENTRY = ""
+"""The name of a call that is no graph: a compiled callable was entered, at which a step can begin."""
 _LONGEST_STEP = 4096
 _KEPT = 64
 
 
 def summarise(calls: Sequence[Call], compiles: Sequence[Window] = (), counts: dict[str, int] | None = None) -> Laps:
-    """The step that the calls repeat. Calls during or before the last compile that one of the repeats met do not
-    count."""
-    totals = dict(counts) if counts is not None else dict(Counter(name for name, _, _ in calls))
+    """The step that the calls repeat. Calls before the end of the last compile do not count."""
+    totals = dict(counts) if counts is not None else dict(Counter(name for name, _, _ in calls if name != ENTRY))
     last_compile = max((end for _, end in compiles), default=0)
     warm = [call for call in calls if call[1] >= last_compile]
-    period = find_period([name for name, _, _ in warm])
+    names = [name for name, _, _ in warm]
+    period = find_period(names)
     if period == 0:
         return Laps(calls=totals)
-    names = [name for name, _, _ in warm]
-    repeats = _repeats(names, period)
-    first = len(warm) - repeats * period
-    offset = _entry(names[first : first + period])
-    first += offset
-    whole = (len(warm) - first) // period
-    if whole < 2:
-        first, whole, offset = first - offset, repeats, 0
-    kept = range(max(0, whole - _KEPT), whole)
-    graphs = tuple(names[first : first + period])
-    spans: list[list[float]] = [[] for _ in graphs]
-    gaps: list[list[float]] = [[] for _ in graphs]
-    for lap in kept:
-        for index in range(period):
-            at = first + lap * period + index
-            _, start, end = warm[at]
-            spans[index].append((end - start) / 1000)
-            if at + 1 < len(warm):
-                gaps[index].append((warm[at + 1][1] - end) / 1000)
+    first = len(warm) - _repeats(names, period) * period
+    first += _entry(names[first : first + period])
+    laps = [
+        [call for call in warm[start : start + period] if call[0] != ENTRY]
+        for start in range(first, len(warm) - period + 1, period)
+    ]
+    if len(laps) < 2 or not laps[0]:
+        return Laps(calls=totals)
+    kept = laps[-_KEPT:]
+    begins = [lap[0][1] for lap in kept]
+    size = len(kept[0])
     return Laps(
-        graphs=graphs,
-        us=tuple(map(tuple, spans)),
-        gap_us=tuple(map(tuple, gaps)),
-        steps=whole,
+        graphs=tuple(name for name, _, _ in kept[0]),
+        us=tuple(tuple((lap[i][2] - lap[i][1]) / 1000 for lap in kept) for i in range(size)),
+        gap_us=tuple(tuple((lap[i + 1][1] - lap[i][2]) / 1000 for lap in kept) for i in range(size - 1)),
+        step_us=tuple((after - before) / 1000 for before, after in pairwise(begins)),
+        steps=len(laps),
         calls=totals,
     )
 
@@ -72,10 +68,17 @@ def _repeats(names: Sequence[str], period: int) -> int:
 
 
 def _entry(step: Sequence[str]) -> int:
-    """Where the step begins: the first graph that was compiled first."""
+    """Where the step begins: at the entry before the graph that was compiled first, or at that graph."""
 
     def order(name: str) -> tuple[int, int]:
         frame, _, compiled = name.partition("/")
         return (int(frame) if frame.isdigit() else 1 << 30, int(compiled) if compiled.isdigit() else 0)
 
-    return min(range(len(step)), key=lambda index: (order(step[index])[0], index))
+    graphs = [index for index, name in enumerate(step) if name != ENTRY]
+    if not graphs:
+        return 0
+    first = min(graphs, key=lambda index: (order(step[index]), index))
+    for back in range(1, len(step)):
+        if step[first - back] == ENTRY:  # counts on from the end where the step wraps
+            return (first - back) % len(step)
+    return first

@@ -15,7 +15,8 @@ import msgspec
 
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect import hooks
-from opgraft.diagnostics.collect.events import Began, CompileBegan, CompileEnded, Ended, Event, Message
+from opgraft.diagnostics.collect.callee_times import CalleeTimes
+from opgraft.diagnostics.collect.events import Began, Broke, CompileBegan, CompileEnded, Ended, Event, Message
 from opgraft.diagnostics.collect.graphs import GraphClock
 from opgraft.diagnostics.collect.laps import Window, summarise
 from opgraft.diagnostics.collect.place import own_prefixes
@@ -28,8 +29,9 @@ _COUNTED = ("frames", "stats", "graph_break", "inductor", "aot_autograd")
 class Recorder:
     """Listens from :meth:`start` to :meth:`stop`. What reaches the sink is a whole stream: head, events, laps, end."""
 
-    def __init__(self, sink: Sink, command: tuple[str, ...] = (), late: bool = False) -> None:
+    def __init__(self, sink: Sink, command: tuple[str, ...] = (), late: bool = False, sample: bool = False) -> None:
         self.clock = GraphClock()
+        self.clock.callees = CalleeTimes() if sample else None
         self._sink = sink
         self._command = command
         self._late = late
@@ -74,12 +76,18 @@ class Recorder:
 
     def laps(self) -> Event:
         """The repeating step as seen up to now."""
-        return summarise(list(self.clock.calls), list(self._windows), dict(self.clock.counts))
+        samples = self.clock.callees.samples if self.clock.callees is not None else {}
+        laps = summarise(list(self.clock.calls), list(self._windows), dict(self.clock.counts))
+        return msgspec.structs.replace(
+            laps, callee_us={gap: {name: tuple(us) for name, us in names.items()} for gap, names in samples.items()}
+        )
 
     def event(self, event: Event) -> None:
         """Stamps and passes on one event."""
         if isinstance(event, (CompileBegan, CompileEnded)):
             self._compiled = True
+        elif isinstance(event, Broke) and self.clock.callees is not None:
+            self.clock.callees.broken.add(event.id)
         with self._lock:
             if not self._head_written:
                 self._head_written = True

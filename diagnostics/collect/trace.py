@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -59,6 +60,13 @@ OWN_NAMESPACES = frozenset(
         "nvprims",
     ]
 )
+_ITEM_BYTES = {
+    **dict.fromkeys(("b8", "i8", "u8", "f8e4m3fn", "f8e5m2"), 1),
+    **dict.fromkeys(("f16", "bf16", "i16", "u16"), 2),
+    **dict.fromkeys(("f32", "i32", "u32", "c32"), 4),
+    **dict.fromkeys(("f64", "i64", "u64", "c64"), 8),
+    "c128": 16,
+}
 _LONGEST = 4000
 _SHORT = 200
 
@@ -241,6 +249,7 @@ class TraceReader:
             events.Graph(
                 ops=ops,
                 custom_ops=tuple(uses),
+                output_bytes=output_bytes(payload),
                 eager_inputs=len(re.findall(r"\bL_stack\d+_: \"", payload.partition("\n\n")[0])),
                 location=first,
                 **common,
@@ -288,6 +297,25 @@ def read_metrics(value: dict[str, Any], common: dict[str, Any]) -> events.Compil
         other_ops=tuple(sorted(str(op) for op in value.get("non_compliant_ops") or ())),
         **common,
     )
+
+
+def output_bytes(graph: str) -> int | None:
+    """Bytes of the tensors that a graph returns, from its readable form; None where a size is symbolic."""
+    returned = re.findall(r"^\s+return \((.*)\)\s*$", graph, re.MULTILINE)
+    if not returned:
+        return None
+    total = 0
+    for name in returned[-1].replace(" ", "").split(","):
+        if not name:
+            continue
+        found = re.search(rf'^\s+{re.escape(name)}: "(\w+)\[([^\]]*)\]', graph, re.MULTILINE)
+        if found is None:
+            continue
+        sizes = [size for size in found[2].replace(" ", "").split(",") if size]
+        if found[1] not in _ITEM_BYTES or not all(size.isdigit() for size in sizes):
+            return None
+        total += _ITEM_BYTES[found[1]] * math.prod(map(int, sizes))
+    return total
 
 
 def _reason(payload: str) -> str:

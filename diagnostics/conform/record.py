@@ -14,7 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect import arrival
+from opgraft.diagnostics.collect import place as places
 from opgraft.diagnostics.conform.lab import happenings, isolate, met, site, tap
 from opgraft.diagnostics.conform.lab.met import Book, Met
 
@@ -45,7 +47,7 @@ def install(recording: Path) -> Callable[[], None]:
     listener = tap.Listener(book, journal)
 
     def begin(torch: ModuleType) -> None:
-        tap.hide_from_compiler(torch, (tap, met, site, happenings, sys.modules[__name__]))
+        tap.hide_from_compiler((tap, met, site, happenings, places, _compat, sys.modules[__name__]))
         tap.take_hold(torch, listener)
         happenings.watch(torch, listener)
 

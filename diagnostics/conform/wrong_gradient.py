@@ -105,6 +105,8 @@ def against_reference(bench: Bench, case: Case) -> str:
 def habits(bench: Bench, case: Case) -> str:
     """Gradient dtype, ``needs_input_grad``, and results that the loss does not use."""
     full, error = gradients(bench, case)
+    if not bench.real(case, grad=True).ok:
+        return ""
     if error is not None:
         return f"backward fails: {sentence(error)}"
     inputs = [tensor for tensor in case.tensors if tensor.requires_grad]

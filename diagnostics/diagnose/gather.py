@@ -26,6 +26,7 @@ class Group:
     compiles: int = 0
     skipped: int = 0
     failures: int = 0
+    later: int = 0
     ids: set[str] = field(default_factory=set)
     own_ids: set[str] = field(default_factory=set)
 
@@ -53,6 +54,7 @@ class Groups:
         group.compiles += 1
         group.skipped += incident.form == "skip"
         group.failures += incident.form == "failure"
+        group.later += not incident.id.endswith("/0")
         group.ids.add(incident.id)
         if len(incident.stack) <= 1:
             group.own_ids.add(incident.id)  # not inlined: this compile's gap is where the statement itself runs

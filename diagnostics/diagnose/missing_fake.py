@@ -75,7 +75,7 @@ def match(incident: Incident) -> Verdict | None:
         remedies=(
             Remedy(
                 id="add-fake",
-                text=f"torch.library.register_fake(\"{op}\") with a function of the inputs' sizes that gives the "
+                text=f'torch.library.register_fake("{op}") with a function of the inputs\' sizes that gives the '
                 "outputs' shape, dtype, device and strides",
                 price="a few lines; it must agree with the kernel for every size",
             ),

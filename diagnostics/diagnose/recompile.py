@@ -41,19 +41,18 @@ Remedies
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 import msgspec
 
 from opgraft.diagnostics.collect.events import Recompiled
-from opgraft.diagnostics.collect.place import function_name, innermost
+from opgraft.diagnostics.collect.place import changeable, function_name, innermost
 from opgraft.diagnostics.diagnose.story import Story
 from opgraft.diagnostics.kinds import KINDS
 from opgraft.diagnostics.model import Callee, Counts, Finding, Location, Remedy
 
 KIND = "recompile"
-LIMIT = ("Dynamo recompile limit exceeded", "Dynamo cache limit exceeded")
 _SIZE = re.compile(
     r"tensor '(?P<name>[^']+)' (?:size|stride) mismatch at index (?P<index>\d+)\. "
     r"expected (?P<old>-?\d+), actual (?P<new>-?\d+)"
@@ -70,7 +69,7 @@ class Repeated:
     count: int = 0
 
 
-def conclude(story: Story, findings: list[Finding], limit_hit: dict[str, int]) -> list[Finding]:
+def conclude(story: Story, findings: list[Finding]) -> list[Finding]:
     """Adds a finding for every cause of recompiles that no other finding explains; the others get it as evidence."""
     groups: OrderedDict[tuple[str, str, str], Repeated] = OrderedDict()
     for event in story.recompiles:
@@ -78,12 +77,15 @@ def conclude(story: Story, findings: list[Finding], limit_hit: dict[str, int]) -
             continue  # another thread compiled the frame meanwhile: no guard failed
         category = change(event.reasons[0] if event.reasons else "")
         key = (event.path, function_name(event.function), category)
+        if category == "size":  # a size that changes is seen by every frame of the region: one cause
+            key = (*_region(story, event), category)
         group = groups.setdefault(key, Repeated(category))
         group.count += 1
         if len(group.events) < 16:
             group.events.append(event)
     result = list(findings)
-    for (path, function, _), group in groups.items():
+    for group in groups.values():
+        path, function = group.events[0].path, function_name(group.events[0].function)
         where = _specialized(story, group)
         if where is not None:
             result = _absorbed(result, _specializes(story, group, *where))
@@ -93,8 +95,16 @@ def conclude(story: Story, findings: list[Finding], limit_hit: dict[str, int]) -
             words = f"because of it the rest of {function} is compiled again: {_reason(group)}"
             result[index] = _with_evidence(result[index], words)
         else:
-            result.append(_finding(group, limit_hit.get(path, 0)))
+            limit = {event.id.partition("/")[0] for event in group.events} & story.limits
+            result.append(_finding(group, len(limit)))
     return result
+
+
+def _region(story: Story, event: Recompiled) -> tuple[str, str]:
+    """The reader's line from which the frame was reached: the call of the compiled region."""
+    frame = story.frames.get(event.id)
+    outer = [f for f in (frame.stack if frame is not None else ()) if changeable(f.path, story.prefixes)]
+    return (outer[0].path, str(outer[0].line)) if len(outer) > 1 else (event.path, function_name(event.function))
 
 
 def change(reason: str) -> str:
@@ -219,7 +229,7 @@ def _absorbed(findings: list[Finding], new: Finding) -> list[Finding]:
 def _finding(group: Repeated, limit: int) -> Finding:
     event = group.events[0]
     place = event.place or Location(path=event.path, line=0)
-    serious = group.count > 1 or bool(limit)
+    serious = bool(limit) or max(Counter(e.function for e in group.events).values()) > 1
     limit_words = "; torch has reached its limit and runs the frame in eager from now on" if limit else ""
     return Finding(
         kind=KIND,
@@ -228,9 +238,9 @@ def _finding(group: Repeated, limit: int) -> Finding:
         message=f"{function_name(event.function) or 'A frame'} is compiled again "
         f"({group.count} time{'s' if group.count > 1 else ''}): {_reason(group)}{limit_words}.",
         location=place,
-        sites=(place,),
+        sites=tuple(dict.fromkeys(e.place for e in group.events if e.place is not None)) or (place,),
         stack=(place,),
-        counts=Counts(compiles=group.count, frames_skipped=limit),
+        counts=Counts(sites=len({e.place for e in group.events}), compiles=group.count, frames_skipped=limit),
         remedies=(_mark_dynamic(group.category), _use_symint()),
         evidence=tuple(dict.fromkeys(f"failed guard: {guard_words(e.reasons[0])}" for e in group.events if e.reasons)),
     )

@@ -7,27 +7,26 @@ from collections.abc import Iterable
 import msgspec
 
 from opgraft.diagnostics.collect.events import Event
-from opgraft.diagnostics.diagnose import cudagraph_skip, explain_figures, recompile, stale_cache, timeline
+from opgraft.diagnostics.diagnose import cost, cudagraph_skip, explain_figures, recompile, stale_cache, timeline
 from opgraft.diagnostics.diagnose.gather import Group, Groups, finding, sort_key
+from opgraft.diagnostics.diagnose.remedies import leave_it
 from opgraft.diagnostics.diagnose.rules import judge
-from opgraft.diagnostics.diagnose.story import Reader, Story
-from opgraft.diagnostics.model import ExplainFigures, Report, Run
+from opgraft.diagnostics.diagnose.story import RECOMPILE_LIMIT, Reader, Story
+from opgraft.diagnostics.kinds import KINDS
+from opgraft.diagnostics.model import ExplainFigures, Finding, Report, Run
 
 
 def diagnose(stream: Iterable[Event], run: Run | None = None) -> Report:
     """Reads a stream once and reports. ``run`` is what the parent process knows of how the run ended."""
     reader = Reader()
     groups = Groups()
-    limit_hit: dict[str, int] = {}
     for incident in reader.incidents(stream):
-        if incident.gb_type.startswith(recompile.LIMIT):
-            path = incident.location.path
-            limit_hit[path] = limit_hit.get(path, 0) + 1
-        else:
+        if not incident.gb_type.startswith(RECOMPILE_LIMIT):
             groups.add(incident, judge(incident))
     story = reader.story
-    found = [finding(group, timeline.per_step(story, group.own_ids or group.ids)) for group in groups.groups()]
-    found = recompile.conclude(story, found, limit_hit)
+    step = timeline.step_us(story)
+    found = [_priced(story, group, step) for group in groups.groups()]
+    found = recompile.conclude(story, found)
     found += stale_cache.conclude(story) + cudagraph_skip.conclude(story)
     findings = tuple(sorted(found, key=sort_key))
     by_id = {
@@ -54,9 +53,29 @@ def diagnose(stream: Iterable[Event], run: Run | None = None) -> Report:
         explain=ExplainFigures(
             graph_count=graphs,
             graph_break_count=breaks,
-            why_it_differs=explain_figures.words(graphs, breaks, report),
+            why_it_differs=explain_figures.words(graphs, breaks, report, sum(group.later for group in groups.groups())),
         ),
     )
+
+
+def _priced(story: Story, group: Group, step: float | None) -> Finding:
+    """The finding of a group with its executions and its cost a step; ``leave-it`` goes first where it is cheap."""
+    found = finding(group, timeline.per_step(story, group.own_ids or group.ids))
+    callee = found.callee.name if found.callee is not None else ""
+    price = cost.cost_of(story, group.ids, callee, step)
+    evidence = found.evidence
+    if price.how == "measured":
+        known = cost.own_time_known(story, group.ids, callee)
+        how = "the time between the graphs at the break, " + (
+            "less the kernel's own" if known else "with whatever runs there, the called function included"
+        )
+        evidence = (*evidence, f"cost: {how}, over {story.laps.steps} repeats of the step")
+    remedies = found.remedies
+    cheap = price.share_of_step is not None and price.high is not None and step and price.high / step < cost.CHEAP
+    if cheap and "leave-it" in KINDS[found.kind].remedies:
+        words = leave_it("leave it: it was measured to cost under 1 % of the step")
+        remedies = (words, *(remedy for remedy in remedies if remedy.id != "leave-it"))
+    return msgspec.structs.replace(found, cost=price, evidence=evidence, remedies=remedies)
 
 
 def _run(story: Story, groups: tuple[Group, ...], run: Run | None) -> Run:

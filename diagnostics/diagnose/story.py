@@ -10,6 +10,7 @@ from opgraft.diagnostics.collect import events as ev
 from opgraft.diagnostics.diagnose.incident import Incident
 from opgraft.diagnostics.model import Location
 
+RECOMPILE_LIMIT = ("Dynamo recompile limit exceeded", "Dynamo cache limit exceeded")
 _MESSAGES_KEPT = 512
 
 
@@ -30,6 +31,7 @@ class CompiledFrame:
     failed: bool = False
     empty: bool = False
     eager_inputs: int = 0
+    output_bytes: int | None = None
     order: int = 0
 
 
@@ -63,6 +65,7 @@ class Story:
     graphs: int = 0
     events: int = 0
     generations: int = 0
+    limits: set[str] = field(default_factory=set)
     inlined: set[tuple[str, str]] = field(default_factory=set)
 
     @property
@@ -94,6 +97,8 @@ class Reader:
         story = self.story
         if isinstance(event, ev.Message):
             self._messages[event.number] = event
+            if event.gb_type.startswith(RECOMPILE_LIMIT):
+                story.limits.add(event.id.partition("/")[0])
             if len(self._messages) > _MESSAGES_KEPT:
                 self._messages.popitem(last=False)
         elif isinstance(event, ev.CompileBegan):
@@ -192,6 +197,7 @@ class Reader:
         frame.ops += event.ops
         frame.location = frame.location or event.location
         frame.eager_inputs = event.eager_inputs
+        frame.output_bytes = event.output_bytes
         for use in event.custom_ops:
             uses = self.story.op_uses.setdefault(use.op.partition(".")[0], [])
             if len(uses) < 256:

@@ -19,15 +19,9 @@ def per_step(story: Story, ids: set[str]) -> int | None:
 
 
 def step_us(story: Story) -> float | None:
-    """Microseconds of one repeat of the step, from its first graph to the next repeat's; the median."""
+    """Microseconds from the first graph of one repeat of the step to that of the next; the median."""
     laps = story.laps
-    if laps.steps < 2 or not laps.us:
-        return None
-    totals = [
-        sum(times[lap] for times in laps.us) + sum(gaps[lap] for gaps in laps.gap_us if lap < len(gaps))
-        for lap in range(min(len(times) for times in laps.us))
-    ]
-    return median(totals[:-1] or totals)
+    return median(laps.step_us) if laps.steps >= 2 and laps.step_us else None
 
 
 def regions(story: Story, findings: dict[str, int]) -> tuple[Region, ...]:

@@ -78,7 +78,7 @@ def run(
                 return found
     if not found.stopped:
         blocks = sum(len(r.series.blocks) for r in found.readings if r.series is not None)
-        found.stopped = f"the time was used up, after {blocks} blocks in {len(found.readings)} processes"
+        found.stopped = f"the time was used up, after {blocks} blocks in {_processes(found.readings)}"
     if ledger and found.readings:
         task = msgspec.structs.replace(request, task="facts", leave_out=(*out, "eager"))
         answer = ask(task, FactsReading, limit=limit, progress=_part(tell, total - 1, total, "ledger: "), fresh=fresh)
@@ -88,6 +88,10 @@ def run(
             found.problems.append(_died(answer, None, "the process that takes the steps apart"))
     found.readings = [_with_failed(r, found.problems, out) for r in found.readings]
     return found
+
+
+def _processes(readings: list[Reading]) -> str:
+    return "1 process" if len(readings) == 1 else f"{len(readings)} processes"
 
 
 def sure(readings: list[Reading]) -> bool:

@@ -159,16 +159,18 @@ def _interleaved(
                 steps = max(2, min(20, round(0.05 / max(one, 1e-6))))
                 # Clocks and caches as in the timed run: the profiled steps follow on busy ones.
                 busy = clock.sample(arm.step, clock.steps_for(one, device, 0.05), device)
-                enqueue = _enqueue(arm.step, device)
+                enqueue = _enqueue(arm.step, device) if device.type == "cuda" else busy
                 rounds[arm.name].append((shares(record(arm.step, device, steps), ops, op_kernels), enqueue, busy))
     return {name: _middle(found) for name, found in rounds.items() if found}
 
 
-def _enqueue(step: Callable[[], Any], device: torch.device) -> float:
+def _enqueue(step: Callable[[], Any], device: torch.device, steps: int = 4) -> float:
+    """Host seconds a step, steps in a row from an idle device: few enough that its queue does not fill."""
     clock.synchronize(device)
     begin = time.perf_counter_ns()
-    step()
-    took = (time.perf_counter_ns() - begin) * 1e-9
+    for _ in range(steps):
+        step()
+    took = (time.perf_counter_ns() - begin) * 1e-9 / steps
     clock.synchronize(device)
     return took
 

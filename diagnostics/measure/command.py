@@ -51,9 +51,13 @@ def show(report: Report, console: Console, notes: bool = False) -> None:
 
     if report.ledger is not None:
         print_comparison(report.ledger, console)
-    if report.findings:
+    shown = [f for f in report.findings if notes or f.severity != "note"]
+    if shown:
         console.print()
         print_report(msgspec.structs.replace(report, ledger=None), console=console, notes=notes)
+    elif report.findings:
+        hidden = len(report.findings)
+        console.print(f"\n{hidden} note{'s' if hidden > 1 else ''} hidden (--notes)", style="dim")
 
 
 def write(report: Report, json: Path | None, html: Path | None) -> None:

@@ -15,6 +15,7 @@ from opgraft.diagnostics.measure.profile import record
 from opgraft.diagnostics.measure.subject import floating_in, tensors_in
 
 _ROTATION_LIMIT = {"cuda": 4 << 30, "cpu": 512 << 20}
+_MOST_COPIES = {"cuda": 512, "cpu": 64}
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def rotated(call: Call, device: torch.device) -> tuple[list[Call], bool]:
     limit = _ROTATION_LIMIT.get(device.type, 512 << 20)
     if device.type == "cuda":
         limit = min(limit, torch.cuda.mem_get_info(device)[0] // 4)
-    copies = max(2, min(-(-5 * cache // size), limit // size, 64))
+    copies = max(2, min(-(-5 * cache // size), limit // size, _MOST_COPIES[device.type]))
     return [call.copy() for _ in range(copies)], copies * size > cache
 
 
@@ -177,7 +178,7 @@ def copy_bandwidth(device: torch.device) -> float:
             target.copy_(source)
 
     go()
-    best = min(clock.sample(go, 2, device) for _ in range(7))
+    best = min(clock.sample(go, 5, device) for _ in range(7))
     return len(sets) * 2 * size / best
 
 

@@ -99,6 +99,9 @@ def _ratio(arm: ArmResult) -> Text:
 
 def _plus_minus(middle: float, low: float | None, high: float | None) -> Text:
     text = Text(f"{middle:.3f}")
+    if low is not None and high is not None and high - low > 1:
+        # An interval as wide as this has no middle to speak of.
+        return Text(f"{low:.2g} to {high:.2g}")
     if low is not None and high is not None:
         text.append(f" ± {(high - low) / 2:.3f}", style="dim")
     return text

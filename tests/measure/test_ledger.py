@@ -114,3 +114,12 @@ def test_the_paragraph_says_effect_cause_and_advice() -> None:
     assert "1.21x faster alone, 8 calls a step but makes the step 9.6% slower" in said
     assert said.index("saves 440 us") < said.index("you now move 4.3 GB more in 16 more launches")
     assert said.endswith("Fuse the neighbours into the kernel, or leave this site to the compiler.")
+
+
+def test_an_op_of_torchs_own_kernels_is_not_counted_twice_on_a_gpu() -> None:
+    merged = ArmFacts(**{**_fields(OP), "op_us": 0.0, "library_us": 4705 + 2150})
+    found = ledger.make("op", FactsReading(**{**_fields(FACTS), "arms": (COMPILER, merged)}), 7300, 8000, on_gpu=True)
+    assert found is not None
+    terms = {t.name: t.us_per_step for t in found.terms}
+    assert terms["other kernels"] == pytest.approx(4705 + 2150 - 2056 - 4700)
+    assert sum(v or 0 for v in terms.values()) == pytest.approx(700)

@@ -104,6 +104,9 @@ def of_events(book: Book) -> Iterator[Finding]:
             if not book.error or name.partition("::")[2] not in book.error or _compat.is_registered(name):
                 continue
             defined = next((e for e in book.events if e["what"] == "defined" and e["name"] == name), None)
+            # The registration itself asks first whether the name is free.
+            if defined is not None and defined["where"] is not None and defined["where"].line == where.line:
+                continue
             if defined is not None:
                 message = f"{name} is gone: the Library object that defined it was collected"
                 site = defined["where"]

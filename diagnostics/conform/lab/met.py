@@ -201,7 +201,7 @@ def _rebuild_tensor(kept: Kept) -> Any:
         elif kept.dtype == torch.bool:
             flat = torch.rand(span, generator=generator) > 0.5
         else:
-            most = max(min((size for size in kept.shape if size > 1), default=2), 2)
-            flat = torch.randint(0, most, (span,), generator=generator).to(kept.dtype)
+            # 0 and 1 are indices, lengths and labels that nearly every op takes.
+            flat = torch.randint(0, 2, (span,), generator=generator).to(kept.dtype)
         made = flat.to(place).as_strided(kept.shape, kept.stride) if kept.stride or not kept.shape else flat.view(kept.shape)
     return made.requires_grad_(True) if kept.requires_grad and kept.dtype.is_floating_point else made

@@ -5,7 +5,6 @@ Imports nothing of torch: it works in a program that has not imported it yet.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from types import CodeType, FrameType, ModuleType
@@ -86,10 +85,12 @@ def codes_of(module: ModuleType) -> list[CodeType]:
                 add(constant)
 
     for value in vars(module).values():
+        if getattr(value, "__module__", module.__name__) != module.__name__:
+            continue
         members = vars(value).values() if isinstance(value, type) else (value,)
         for member in members:
             inner = getattr(member, "fget", None) or getattr(member, "__func__", member)
             code = getattr(inner, "__code__", None)
-            if isinstance(code, CodeType) and os.path.dirname(code.co_filename):
+            if isinstance(code, CodeType):
                 add(code)
     return found

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from opgraft.diagnostics import _compat
 from opgraft.diagnostics.conform.lab import met, site
 from opgraft.diagnostics.conform.lab.met import Book, Met
 
@@ -67,7 +68,7 @@ class Listener:
         entry = None
         self.local.busy = True
         try:
-            entry = self.note(name, args, kwargs)
+            entry = _compat.without_frame_hook(self.note, name, args, kwargs)
         except Exception:
             entry = None
         finally:
@@ -91,7 +92,7 @@ class Listener:
         tensors = list(_tensors((args, kwargs)))
         data_less = any(met.is_data_less(tensor) for tensor in tensors)
         sharded = any(type(tensor).__name__ == "DTensor" for tensor in tensors)
-        where, how = site.walk(sys._getframe(3))
+        where, how = site.walk(sys._getframe(4))
         exporting = False
         if data_less or how == "traced":
             how = "traced"
@@ -204,12 +205,6 @@ def take_hold(torch: ModuleType, listener: Listener) -> None:
                             listener.tap_overload(overload)
 
 
-def hide_from_compiler(torch: ModuleType, modules: tuple[ModuleType, ...]) -> None:
+def hide_from_compiler(modules: tuple[ModuleType, ...]) -> None:
     """Tells Dynamo's frame hook to leave the functions of these modules alone."""
-    skip = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    skip_code = getattr(skip, "skip_code", None)
-    if skip_code is None:
-        return
-    for module in modules:
-        for code in site.codes_of(module):
-            skip_code(code)
+    _compat.leave_alone([code for module in modules for code in site.codes_of(module)])

@@ -1,0 +1,294 @@
+"""Decides for every site of a graph and puts the chosen candidate there."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opgraft.compile import identity, measure, reference, rewrite
+from opgraft.compile.agree import Agreement
+from opgraft.compile.find import find_sites
+from opgraft.compile.fusible import Fusibility
+from opgraft.compile.metadata import facts_of, value_of
+from opgraft.compile.neighbourhood import Neighbourhood, around, digest
+from opgraft.compile.scope import Scope, scopes
+from opgraft.compile.site import COMPILER, KERNEL, Decision, Site, SiteReport, SiteWarning
+from opgraft.compile.store import Store, architecture, torch_minor
+
+MEASURED = "measured"
+CHOICES = (MEASURED, KERNEL, COMPILER)
+
+# Timing one site, beside compiling it twice; more sharpens the interval only by the square root.
+_SECONDS_A_SITE = 0.6
+_SILENT_SECONDS = 1.0
+# What changes the code that Inductor writes enough to turn a choice.
+_OPTIONS = [
+    "max_autotune",
+    "max_autotune_pointwise",
+    "max_autotune_gemm",
+    "coordinate_descent_tuning",
+    "epilogue_fusion",
+    "freezing",
+    "cpp_wrapper",
+    "triton.cudagraphs",
+    "emulate_precision_casts",
+    "size_asserts",
+]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A site with what is needed to decide for it. ``surroundings`` is None where shapes are unknown."""
+
+    site: Site
+    scope: Scope
+    surroundings: Neighbourhood | None
+    inlined: torch.fx.GraphModule | None  # the traced reference, at a call of an op
+    obstacle: str  # why the reference cannot stand there
+
+    @property
+    def autocast(self) -> str:
+        fact = facts_of(self.site.root) or next((f for a in self.site.args if (f := facts_of(a))), None)
+        kind = fact.device.type if fact is not None else "cpu"
+        on = bool(self.scope.autocast) or torch.is_autocast_enabled(kind)
+        return kind if on else ""
+
+
+class Chooser:
+    """Serves the graphs of one ``torch.compile``.
+
+    Args:
+        choose: ``"measured"``, ``"kernel"`` or ``"compiler"``.
+        store: where decisions are kept.
+        tune_seconds: time for measuring in all; sites beyond it get the compiler's code. A compile that has begun is
+            finished.
+    """
+
+    def __init__(self, choose: str = MEASURED, store: Store | None = None, tune_seconds: float = 60.0) -> None:
+        if choose not in CHOICES:
+            raise ValueError(f'choose is {choose!r}, expected one of "measured", "kernel", "compiler"')
+        self.choose = choose
+        self.store = store if store is not None else Store()
+        self.tune_seconds = tune_seconds
+        self.reports: list[SiteReport] = []
+        self._left = tune_seconds
+        self._settled: dict[str, Decision] = {}
+        self._warned: set[str] = set()
+        self._agreement = Agreement(patience=tune_seconds + 60.0)
+
+    def apply(self, graph: torch.fx.Graph) -> list[SiteReport]:
+        """Decides for every site of ``graph`` and rewrites it; what cannot be rewritten stays as it was."""
+        reports = []
+        for case, decision in self.decide(graph):
+            try:
+                decision = self._place(case, decision)
+            except Exception as error:
+                self._warn(case.site, f"cannot be rewritten ({type(error).__name__}: {error})")
+            reports.append(_report(case, decision))
+        self.reports.extend(reports)
+        return reports
+
+    def look(self, graph: torch.fx.Graph) -> list[SiteReport]:
+        """Decides for every site of ``graph`` and changes nothing."""
+        reports = [_report(case, decision) for case, decision in self.decide(graph)]
+        self.reports.extend(reports)
+        return reports
+
+    def decide(self, graph: torch.fx.Graph) -> list[tuple[_Case, Decision]]:
+        """Every site of a graph with its decision; the graph is not changed."""
+        found = find_sites(graph)
+        if not found:
+            return []
+        scope_of, fusible = scopes(graph), Fusibility()
+        traced: dict[Any, torch.fx.GraphModule] = {}
+        decided = []
+        for site in found:
+            case = _case(site, scope_of, fusible, traced)
+            decided.append((case, self._decide(case)))
+        return decided
+
+    def _place(self, case: _Case, decision: Decision) -> Decision:
+        site = case.site
+        if site.idiom:
+            if decision.choice == KERNEL:
+                rewrite.put_kernel(site)
+        elif decision.choice == COMPILER:
+            if case.inlined is None:
+                return Decision(KERNEL, f"left as called: {case.obstacle}")
+            reference.put_in_place(site, reference.inline(site, case.inlined, case.autocast))
+        return decision
+
+    def _decide(self, case: _Case) -> Decision:
+        site = case.site
+        if case.obstacle:
+            return Decision(KERNEL, f"left as called: {case.obstacle}")
+        if self.choose == COMPILER:
+            return Decision(COMPILER, 'choose="compiler"')
+        if case.surroundings is None:
+            return Decision(COMPILER, "a size depends on data, so nothing can be measured")
+        signature = {**case.surroundings.signature(), **_setting(case.surroundings)}
+        key = digest(signature)
+        if key not in self._settled:
+            if self.choose == KERNEL:
+                self._settled[key] = self._forced(site, case.surroundings)
+            else:
+                about = _about(case.surroundings)
+                self._settled[key] = self._agreement.settle(key, lambda: self._stored_or_measured(case, key, about))
+        decision = self._settled[key]
+        if decision.why.startswith(_FAILED):
+            self._warn(site, decision.why)
+        return decision
+
+    def _forced(self, site: Site, surroundings: Neighbourhood) -> Decision:
+        try:
+            measure.verify(surroundings)
+        except Exception as error:
+            return _failure(error)
+        return Decision(KERNEL, 'choose="kernel"')
+
+    def _stored_or_measured(self, case: _Case, key: str, about: dict[str, Any]) -> Decision:
+        assert case.surroundings is not None
+        device = case.surroundings.inputs[0][1].device.type
+        if (known := self.store.find(device, key)) is not None:
+            return known
+        if self._left <= 0.0:
+            return Decision(COMPILER, f"not measured: tune_seconds={self.tune_seconds:g} are used up")
+        started = time.monotonic()
+        progress = _Progress(case.site, self.tune_seconds - self._left, self.tune_seconds)
+        try:
+            replay = bool(_option("triton.cudagraphs"))
+            seconds = min(_SECONDS_A_SITE, self._left)
+            decision = measure.measure(case.surroundings, seconds=seconds, replay_decides=replay)
+        except measure.UnmeasurableError as error:
+            decision = Decision(COMPILER, f"not measured: {error}")
+        except Exception as error:
+            decision = _failure(error)
+        finally:
+            self._left -= time.monotonic() - started
+            progress.done()
+        if decision.measured:
+            self.store.put(device, key, decision, about)
+        return decision
+
+    def _warn(self, site: Site, why: str) -> None:
+        message = f"opgraft: {site}: {why}; the compiler's code is used there"
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, SiteWarning, stacklevel=2)
+
+
+_FAILED = "the kernel failed"
+
+
+def _failure(error: Exception) -> Decision:
+    first = (str(error).splitlines() or [""])[0][:300]
+    return Decision(COMPILER, f"{_FAILED} ({type(error).__name__}: {first})")
+
+
+def _case(site: Site, scope_of: dict[torch.fx.Node, Scope], fusible: Fusibility, traced: dict[Any, Any]) -> _Case:
+    scope = scope_of[site.root]
+    inlined, obstacle = None, ""
+    if not site.idiom:
+        try:
+            inlined = _traced_once(site, scope, traced)
+        except reference.NoReferenceError as error:
+            obstacle = str(error)
+    # Without its fusible neighbours a site is still worth measuring: some neighbour may have an unknown shape.
+    surroundings = around(site, scope_of, fusible) or around(site, scope_of, _nothing)
+    return _Case(site, scope, surroundings, inlined, obstacle)
+
+
+def _nothing(node: torch.fx.Node) -> bool:
+    return False
+
+
+def _traced_once(site: Site, scope: Scope, traced: dict[Any, Any]) -> torch.fx.GraphModule:
+    wants = [a for a in site.root.all_input_nodes if getattr(value_of(a), "requires_grad", False)]
+    if scope.grad and wants:
+        if site.spec.surrogate:
+            raise reference.NoReferenceError("its gradient is a surrogate, which only the op has")
+        if not _has_gradient(value_of(site.root)):
+            raise reference.NoReferenceError("the op gives no gradient where its reference would")
+    key = (site.spec.name, repr(torch.fx.map_arg((site.args, dict(site.kwargs)), _spelled)))
+    if key not in traced:
+        traced[key] = reference.trace(site.spec.reference, site.args, dict(site.kwargs), value_of(site.root))
+    found: torch.fx.GraphModule = traced[key]
+    return found
+
+
+def _spelled(node: torch.fx.Node) -> Any:
+    value = value_of(node)
+    if isinstance(value, torch.Tensor):
+        # Sizes and strides as expressions: in one graph equal expressions are equal numbers.
+        return f"{value.dtype}{[str(s) for s in value.shape]}{[str(s) for s in value.stride()]}{value.device}"
+    return f"{node.name}:{value}"
+
+
+def _has_gradient(value: Any) -> bool:
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    floating = [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    return not floating or any(v.requires_grad for v in floating)
+
+
+def _setting(surroundings: Neighbourhood) -> dict[str, Any]:
+    device = surroundings.inputs[0][1].device.type
+    return {
+        "architecture": architecture(device),
+        "torch": torch_minor(),
+        "spec": identity.of_op(surroundings.site.spec),
+        "options": {name: str(_option(name)) for name in _OPTIONS},
+    }
+
+
+def _option(name: str) -> Any:
+    import torch._inductor.config as config
+
+    found: Any = config
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _about(surroundings: Neighbourhood) -> dict[str, Any]:
+    """What a reader of the store wants to see beside the decision."""
+    device = surroundings.inputs[0][1].device.type
+    return {
+        "op": surroundings.site.spec.name,
+        "idiom": surroundings.site.idiom,
+        "surroundings": surroundings.describe(),
+        "inputs": [str(fact) for _, fact in surroundings.inputs],
+        "training": surroundings.training,
+        "architecture": architecture(device),
+        "build": identity.of_op(surroundings.site.spec),
+        "measured_on": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def _report(case: _Case, decision: Decision) -> SiteReport:
+    facts = [facts_of(a) for a in case.site.args]
+    return SiteReport(
+        op=case.site.spec.name,
+        idiom=case.site.idiom,
+        place=case.site.place,
+        inputs=tuple(str(f) for f in facts if f is not None),
+        surroundings=case.surroundings.describe() if case.surroundings is not None else "",
+        decision=decision,
+    )
+
+
+class _Progress:
+    """A line on the terminal while a site is measured, once measuring has taken a while; removed at the end."""
+
+    def __init__(self, site: Site, used: float, of: float) -> None:
+        self._shown = sys.stderr.isatty() and used > _SILENT_SECONDS
+        if self._shown:
+            print(f"\ropgraft: measuring {site} ({used:.0f} of {of:.0f} s)", end="", file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        if self._shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,64 @@
+"""Which nodes of a Dynamo graph write to memory that other nodes may read. Unknown callables count as writers."""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+_IN_PLACE_OPERATORS = frozenset(
+    getattr(operator, n) for n in dir(operator) if n.startswith("i") and hasattr(operator, n[1:])
+)
+_STATE = frozenset(["_enter_autocast", "_exit_autocast", "_set_grad_enabled"])
+
+
+def writes(node: torch.fx.Node) -> bool:
+    """True where a node may write to a tensor."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    if node.op == "call_method":
+        name = str(node.target)
+        return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+    if node.op != "call_function":
+        return True
+    target: Any = node.target
+    if isinstance(target, OpOverload):
+        return bool(target._schema.is_mutable)
+    if isinstance(target, OpOverloadPacket):
+        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
+    if node.kwargs.get("out") is not None or node.kwargs.get("inplace"):
+        return True
+    if target in _IN_PLACE_OPERATORS or target is operator.setitem:
+        return True
+    name = getattr(target, "__name__", "")
+    if name in _STATE:
+        return False
+    module = getattr(target, "__module__", None) or ""
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if module.startswith(("torch", "_operator", "math")) or hasattr(builtins, name) or _is_torch_builtin(target):
+        return name.endswith("_") and not name.endswith("__")
+    return True
+
+
+def _is_torch_builtin(target: Any) -> bool:
+    return type(target).__name__ in ("builtin_function_or_method", "method_descriptor")
+
+
+def written_between(nodes: tuple[torch.fx.Node, ...]) -> bool:
+    """True where some node from the first to the last of ``nodes``, in the graph's order, writes to memory."""
+    wanted = set(nodes)
+    left = len(wanted)
+    inside = False
+    for node in nodes[0].graph.nodes:
+        if node in wanted:
+            inside = True
+            left -= 1
+        if inside and writes(node):
+            return True
+        if not left:
+            return False
+    return True

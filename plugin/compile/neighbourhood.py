@@ -1,0 +1,211 @@
+"""The fusible surroundings of a site, cut out as a graph of their own with the kernel or the compiler's code inside.
+
+A kernel is opaque: what it costs is not its own time alone but the fusion that its neighbours lose. So both candidates
+are compiled with the producers and consumers that a compiler would fuse, up to the next node it would not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+
+from opgraft import registry
+from opgraft.compile.find import overload_of
+from opgraft.compile.metadata import facts_of, number, value_of
+from opgraft.compile.rewrite import put_kernel
+from opgraft.compile.scope import Scope
+from opgraft.compile.site import Site, TensorFacts
+
+_MOST_NODES = 40
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """A convex part of a graph around one site.
+
+    Attributes:
+        nodes: its nodes in the graph's order, the site's among them.
+        inputs: the nodes outside that it reads, tensors only, with their facts.
+        sizes: symbolic numbers from outside, as their hints.
+        outputs: its nodes that are read outside.
+        scope: the autocast regions and gradient mode that all of it runs in.
+    """
+
+    site: Site
+    nodes: tuple[torch.fx.Node, ...]
+    inputs: tuple[tuple[torch.fx.Node, TensorFacts], ...]
+    sizes: dict[torch.fx.Node, int]
+    outputs: tuple[torch.fx.Node, ...]
+    scope: Scope
+
+    @property
+    def training(self) -> bool:
+        """True where gradients flow through: then forward and backward are measured together."""
+        return self.scope.grad and any(fact.requires_grad for _, fact in self.inputs)
+
+    @property
+    def dynamic(self) -> bool:
+        return any(fact.dynamic for _, fact in self.inputs)
+
+    def describe(self) -> str:
+        """The nodes in order, the site in brackets: ``mul [opgraft::gelu] mul``."""
+        inside = set(self.site.nodes)
+        words = []
+        for node in self.nodes:
+            if node is self.site.root:
+                words.append(f"[{self.site.idiom or self.site.spec.name}]")
+            elif node not in inside:
+                words.append(_name(node))
+        return " ".join(words)
+
+    def signature(self) -> dict[str, Any]:
+        """Everything that decides about speed here, with nodes as numbers: equal for the same code in another layer."""
+        place = {node: f"%{i}" for i, node in enumerate([node for node, _ in self.inputs] + list(self.nodes))}
+        place.update({node: str(_bucket(size)) for node, size in self.sizes.items()})
+
+        def spelled(value: Any) -> str:
+            return repr(torch.fx.map_arg(value, lambda node: _Word(place[node])))
+
+        return {
+            "op": self.site.spec.name,
+            "idiom": self.site.idiom,
+            "site": [place[node] for node in self.site.nodes],
+            "nodes": [[_name(n), spelled(n.args), spelled(dict(n.kwargs))] for n in self.nodes],
+            "inputs": [_fact(fact, self.training) for _, fact in self.inputs],
+            "outputs": [place[node] for node in self.outputs],
+            "autocast": [repr(region) for region in self.scope.autocast],
+            "training": self.training,
+        }
+
+    def graph(self, *, kernel: bool) -> torch.fx.GraphModule:
+        """The neighbourhood as a module of its inputs, with the kernel or the reference at the site.
+
+        Other ops around are in their references' form, which is what decides their own fate later.
+        """
+        graph = torch.fx.Graph()
+        table: dict[torch.fx.Node, Any] = dict(self.sizes)
+        for i, (node, _) in enumerate(self.inputs):
+            table[node] = graph.placeholder(f"input_{i}")
+            table[node].meta = {"example_value": value_of(node)}
+        regions = [graph.call_function(_enter_autocast, region) for region in self.scope.autocast]
+        for node in self.nodes:
+            table[node] = graph.node_copy(node, table.__getitem__)
+        for region in reversed(regions):
+            graph.call_function(_exit_autocast, (region,))
+        graph.output(tuple(table[node] for node in self.outputs))
+        for node in self.nodes:
+            spec = _spec_of(node)
+            if spec is not None and not (kernel and node is self.site.root and not self.site.idiom):
+                table[node].target = spec.reference
+        if kernel and self.site.idiom:
+            put_kernel(_moved(self.site, table), erase=True)
+        graph.lint()
+        return torch.fx.GraphModule({}, graph)
+
+
+class _Word(str):
+    """Text that is printed without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _fact(fact: TensorFacts, training: bool) -> list[Any]:
+    shape = [f"~{_bucket(s)}" if i in fact.dynamic else s for i, s in enumerate(fact.shape)]
+    stride: list[Any] = (
+        list(fact.stride) if not fact.dynamic else sorted(range(len(fact.stride)), key=lambda i: (-fact.stride[i], i))
+    )
+    return [shape, stride, str(fact.dtype), fact.device.type, training and fact.requires_grad]
+
+
+def _bucket(size: int) -> int:
+    """The power of two at or above a size: dynamic sizes in one bucket share a decision."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _spec_of(node: torch.fx.Node) -> registry.OpSpec | None:
+    op = overload_of(node.target) if node.op == "call_function" else None
+    return registry.find(op) if op is not None else None
+
+
+def _name(node: torch.fx.Node) -> str:
+    target: Any = node.target
+    if node.op == "call_method":
+        return f".{target}"
+    schema = getattr(target, "_schema", None)
+    return str(schema.name) if schema is not None else str(getattr(target, "__name__", target))
+
+
+def _moved(site: Site, table: dict[torch.fx.Node, Any]) -> Site:
+    args = torch.fx.map_arg(site.args, table.__getitem__)
+    nodes = tuple(table[node] for node in site.nodes)
+    return Site(site.spec, table[site.root], nodes, args, site.kwargs, site.idiom, site.cast)
+
+
+def around(
+    site: Site, scopes: dict[torch.fx.Node, Scope], fusible: Callable[[torch.fx.Node], bool]
+) -> Neighbourhood | None:
+    """The neighbourhood of a site; None where a shape in it is unknown or depends on data."""
+    graph = site.root.graph
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    scope = scopes[site.root]
+    inside = set(site.nodes)
+
+    def admits(node: torch.fx.Node) -> bool:
+        return len(inside) < _MOST_NODES and scopes[node] == scope and _measurable(node) and fusible(node)
+
+    before: set[torch.fx.Node] = set()  # nodes outside on which the part depends
+    for node in reversed(list(graph.nodes)):
+        if node in inside or order[node] > order[site.root]:
+            continue
+        leads_back = bool(before.intersection(node.users))
+        if inside.intersection(node.users) and not leads_back and admits(node):
+            inside.add(node)
+        elif leads_back or inside.intersection(node.users):
+            before.add(node)
+    after: set[torch.fx.Node] = set()  # nodes outside that depend on the part
+    for node in graph.nodes:
+        if node in inside or node.op == "output":
+            continue
+        read = node.all_input_nodes
+        if after.intersection(read) or (inside.intersection(read) and not admits(node)):
+            after.add(node)
+        elif inside.intersection(read):
+            inside.add(node)
+    return _close(site, tuple(sorted(inside, key=order.__getitem__)), scope)
+
+
+def _measurable(node: torch.fx.Node) -> bool:
+    return facts_of(node) is not None or isinstance(value_of(node), (tuple, list))
+
+
+def _close(site: Site, nodes: tuple[torch.fx.Node, ...], scope: Scope) -> Neighbourhood | None:
+    inside = set(nodes)
+    inputs: dict[torch.fx.Node, TensorFacts] = {}
+    sizes: dict[torch.fx.Node, int] = {}
+    for node in nodes:
+        for read in node.all_input_nodes:
+            if read in inside or read in inputs or read in sizes:
+                continue
+            fact, size = facts_of(read), number(value_of(read))
+            if fact is not None:
+                inputs[read] = fact
+            elif size is not None:
+                sizes[read] = size
+            else:
+                return None
+    outputs = tuple(n for n in nodes if any(user not in inside for user in n.users) and facts_of(n) is not None)
+    whole = all(facts_of(n) is not None or inside.issuperset(n.users) for n in nodes)
+    if not outputs or not whole or not inputs:
+        return None
+    return Neighbourhood(site, nodes, tuple(inputs.items()), sizes, outputs, scope)
+
+
+def digest(signature: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(signature, sort_keys=True).encode()).hexdigest()[:24]

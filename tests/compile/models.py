@@ -1,0 +1,72 @@
+"""Small models with sites in them, and what the tests of this folder share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import opgraft
+
+
+class Perceptron(nn.Module):
+    """A call of the op between a scale and a gain: what a compiler fuses when it can look inside."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width, bias=False)
+        self.scale = nn.Parameter(torch.rand(2 * width) + 0.5)
+        self.gain = nn.Parameter(torch.rand(2 * width) + 0.5)
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(opgraft.gelu(self.up(x) * self.scale) * self.gain)
+
+
+class Plain(nn.Module):
+    """The same function as an idiom of plain torch, called or written out."""
+
+    def __init__(self, width: int = 16, *, written_out: bool = False) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.activation = nn.GELU(approximate="tanh")
+        self.written_out = written_out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.up(x)
+        h = 0.5 * h * (1 + torch.tanh(0.7978845608 * (h + 0.044715 * h**3))) if self.written_out else self.activation(h)
+        return self.down(h * 2)
+
+
+def models() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {"op": Perceptron(), "idiom": Plain(), "written out": Plain(written_out=True)}
+
+
+def captured(function: Any, *inputs: Any, dynamic: bool | None = None) -> torch.fx.GraphModule:
+    """The graph that Dynamo makes of a function."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(module: torch.fx.GraphModule, example: list[Any]) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    torch.compile(function, backend=keep, dynamic=dynamic, fullgraph=True)(*inputs)
+    (graph,) = graphs
+    return graph
+
+
+def gradients(model: nn.Module, output: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Gradients of the parameters, which are cleared."""
+    model.zero_grad()
+    output.square().sum().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def erf_gelu(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x)
