@@ -22,21 +22,18 @@ from opgraft.registry import Cost, OpSpec, Sample, describe
 
 __version__ = "0.1.0"
 
-<<<<<<< HEAD
-=======
 if TYPE_CHECKING:
     from opgraft.compile import compile_options, sites
 
->>>>>>> main
 __all__ = [
     "Cost",
     "OpSpec",
     "Sample",
     "__version__",
-<<<<<<< HEAD
     "causal_conv1d",
     "causal_conv1d_update",
     "causal_conv1d_update_",
+    "compile_options",
     "describe",
     "gelu",
     "linear_scan",
@@ -44,12 +41,6 @@ __all__ = [
     "selective_scan",
     "selective_scan_update",
     "selective_scan_update_",
-]
-=======
-    "compile_options",
-    "describe",
-    "gelu",
-    "register_sharding_rules",
     "sites",
 ]
 
@@ -67,4 +58,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY})
->>>>>>> main

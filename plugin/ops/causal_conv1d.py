@@ -15,9 +15,9 @@ import torch.nn.functional as F
 
 from opgraft.ops.registration import (
     bind,
+    call,
     check_floating,
     check_like,
-    meet,
     require_tensor,
     shard,
     vector_jacobian_product,
@@ -67,13 +67,29 @@ def causal_conv1d(
     require_tensor("causal_conv1d", **{name: value for name, value in given.items() if value is not None})
     if activation not in (None, "silu", "swish"):
         raise ValueError(f"causal_conv1d: activation is {activation!r}, expected None or 'silu'")
-    meet(x, weight, bias, initial_state, seq_idx)
     channel_last = is_channel_last(x)
     dense = x.transpose(1, 2) if channel_last else x
-    out, final_state = _op(dense, weight, bias, initial_state, seq_idx, activation is not None, channel_last)
+    out, final_state = apply(dense, weight, bias, initial_state, seq_idx, activation is not None, channel_last)
     if channel_last:
         out = out.transpose(1, 2)
     return (out, final_state) if return_final_state else out
+
+
+def apply(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    initial_state: torch.Tensor | None,
+    seq_idx: torch.Tensor | None,
+    silu: bool,
+    channel_last: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The op with its own arguments: the layout is said and not looked for, and the final state is always given."""
+    require_tensor("causal_conv1d", x=x, weight=weight)
+    out: tuple[torch.Tensor, torch.Tensor] = call(
+        _op, reference, x, weight, bias, initial_state, seq_idx, silu, channel_last
+    )
+    return out
 
 
 def is_channel_last(x: torch.Tensor) -> bool:
@@ -305,7 +321,7 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     """Both layouts, every width, states, packed rows, and lengths that divide nothing."""
     maker = Maker(device, dtype, seed=5)
 
-    def call(
+    def sample(
         name: str,
         batch: int,
         channels: int,
@@ -332,29 +348,29 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         )
         return Sample(name, args, family=family)
 
-    yield call("dense", 2, 4, 32, 4)
-    yield call("dense, channels last", 2, 16, 32, 4, last=True)
+    yield sample("dense", 2, 4, 32, 4)
+    yield sample("dense, channels last", 2, 16, 32, 4, last=True)
     for last in (False, True):
         layout = ", channels last" if last else ""
-        yield call("ragged" + layout, 3, 5, 7, 3, last=last, silu=False)
-        yield call("shorter than the width" + layout, 2, 3, 2, 5, last=last)
-        yield call("one step" + layout, 2, 3, 1, 4, last=last)
-        yield call("no step" + layout, 2, 3, 0, 4, last=last)
-        yield call("no batch" + layout, 0, 3, 5, 4, last=last)
-        yield call("plain" + layout, 2, 3, 9, 2, last=last, bias=False, state=False, silu=False)
-        yield call("several tiles" + layout, 1, 19, 2053, 4, last=last)
-        yield call("packed" + layout, 2, 3, 17, 4, last=last, packed=True)
-        yield call("packed, without state" + layout, 2, 8, 300, 3, last=last, packed=True, state=False)
+        yield sample("ragged" + layout, 3, 5, 7, 3, last=last, silu=False)
+        yield sample("shorter than the width" + layout, 2, 3, 2, 5, last=last)
+        yield sample("one step" + layout, 2, 3, 1, 4, last=last)
+        yield sample("no step" + layout, 2, 3, 0, 4, last=last)
+        yield sample("no batch" + layout, 0, 3, 5, 4, last=last)
+        yield sample("plain" + layout, 2, 3, 9, 2, last=last, bias=False, state=False, silu=False)
+        yield sample("several tiles" + layout, 1, 19, 2053, 4, last=last)
+        yield sample("packed" + layout, 2, 3, 17, 4, last=last, packed=True)
+        yield sample("packed, without state" + layout, 2, 8, 300, 3, last=last, packed=True, state=False)
         for width in range(1, MAX_WIDTH + 1):
-            yield call(f"width {width}" + layout, 1, 8, 24, width, last=last, state=width % 2 == 0)
+            yield sample(f"width {width}" + layout, 1, 8, 24, width, last=last, state=width % 2 == 0)
         for batch, channels, length in ((2, 5, 9), (3, 7, 17), (4, 11, 6)):
             name = f"{batch} by {channels} by {length}" + layout
-            yield call(name, batch, channels, length, 4, last=last, family="rows" + layout)
-    padding = call("packed with padding", 2, 3, 17, 4, packed=True)
+            yield sample(name, batch, channels, length, 4, last=last, family="rows" + layout)
+    padding = sample("packed with padding", 2, 3, 17, 4, packed=True)
     seq_idx = padding.args[4].clone()
     seq_idx[:, :2], seq_idx[1, 12:] = -1, -1
     yield Sample(padding.name, (*padding.args[:4], seq_idx, *padding.args[5:]))
-    x, weight, bias, state, *rest = call("permuted", 3, 6, 20, 4).args
+    x, weight, bias, state, *rest = sample("permuted", 3, 6, 20, 4).args
     yield Sample("permuted", (x.permute(2, 0, 1).contiguous().permute(1, 2, 0), weight, bias, state, *rest))
     yield Sample("sliced", (maker.normal(3, 6, 31)[..., 5:25], weight, bias, state, *rest))
     yield Sample("offset by one", (maker.normal(3 * 6 * 24 + 1)[1:].view(3, 6, 24), weight, bias, state, *rest))
@@ -446,7 +462,9 @@ bind(
 shard(_op, _rule(_KINDS, ("x", "state")))
 shard(_backward_op, _rule(("x", "state", *_KINDS), ("x", "weight", "weight", "state")))
 
-SPEC = register(OpSpec(_op, reference, samples=samples, cost=cost, backward=_backward_op, owner="opgraft"))
+SPEC = register(
+    OpSpec(_op, reference, samples=samples, cost=cost, public=apply, backward=_backward_op, owner="opgraft")
+)
 BACKWARD_SPEC = register(
     OpSpec(_backward_op, reference_backward, samples=backward_samples, cost=backward_cost, owner="opgraft")
 )

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from opgraft.ops.causal_conv1d import check_weight, map_channels
-from opgraft.ops.registration import bind, meet, require_tensor, shard, vector_jacobian_product
+from opgraft.ops.registration import bind, call, meet, require_tensor, shard, vector_jacobian_product
 from opgraft.ops.samples import Maker
 from opgraft.registry import Cost, OpSpec, Sample, register
 
@@ -39,7 +39,7 @@ def causal_conv1d_update(
         RuntimeError: shapes, dtypes or devices do not fit; the message names the argument.
     """
     silu = _validate("causal_conv1d_update", x, state, weight, bias, activation)
-    out, next_state = _op(x, state, weight, bias, silu)
+    out, next_state = call(_op, reference, x, state, weight, bias, silu)
     return out, next_state
 
 
@@ -149,21 +149,21 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     """Every width, states that are longer than needed, strided states, empty batches."""
     maker = Maker(device, dtype, seed=21)
 
-    def call(
+    def sample(
         name: str, batch: int, channels: int, width: int, steps: int, bias: bool = True, family: str = ""
     ) -> Sample:
         given = (maker.normal(batch, channels), maker.normal(batch, channels, steps), maker.normal(channels, width))
         return Sample(name, (*given, maker.normal(channels) if bias else None, width % 2 == 0), family=family)
 
-    yield call("dense", 2, 6, 4, 3)
-    yield call("ragged", 3, 5, 3, 7, bias=False)
-    yield call("width one", 2, 3, 1, 2)
-    yield call("one channel", 1, 1, 2, 1)
-    yield call("widest", 2, 9, 8, 8)
-    yield call("no batch", 0, 4, 4, 3)
+    yield sample("dense", 2, 6, 4, 3)
+    yield sample("ragged", 3, 5, 3, 7, bias=False)
+    yield sample("width one", 2, 3, 1, 2)
+    yield sample("one channel", 1, 1, 2, 1)
+    yield sample("widest", 2, 9, 8, 8)
+    yield sample("no batch", 0, 4, 4, 3)
     for batch, channels in ((2, 5), (4, 7), (6, 11)):
-        yield call(f"{batch} by {channels}", batch, channels, 4, 3, family="rows")
-    x, state, weight, bias, silu = call("permuted", 3, 6, 4, 4).args
+        yield sample(f"{batch} by {channels}", batch, channels, 4, 3, family="rows")
+    x, state, weight, bias, silu = sample("permuted", 3, 6, 4, 4).args
     yield Sample(
         "permuted", (x.t().contiguous().t(), state.transpose(1, 2).contiguous().transpose(1, 2), weight, bias, silu)
     )

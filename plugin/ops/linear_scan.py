@@ -14,9 +14,9 @@ import torch
 from opgraft.ops.registration import (
     batch_first,
     bind,
+    call,
     check_floating,
     check_like,
-    meet,
     require_tensor,
     shard,
     vector_jacobian_product,
@@ -54,8 +54,7 @@ def linear_scan(
     require_tensor("linear_scan", decay=decay, update=update)
     if initial is not None:
         require_tensor("linear_scan", initial=initial)
-    meet(decay, update, initial)
-    out: torch.Tensor = _op(decay, update, initial, dim, reverse)
+    out: torch.Tensor = call(_op, reference, decay, update, initial, dim, reverse)
     return out
 
 

@@ -53,7 +53,7 @@ def _shape_message(op: str, argument: str, tensor: torch.Tensor, other_argument:
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def call(op: OpOverload, reference: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+def call(op: OpOverload, reference: Callable[..., Any], *tensors: Any) -> Any:
     """Calls ``op`` from a public function, past three shortcomings of ``torch.library.register_autograd``.
 
     Its autograd kernel is Python and runs even where no gradient is wanted, which doubles the price of a small eager
@@ -65,7 +65,9 @@ def call(op: OpOverload, reference: Callable[..., Any], *tensors: torch.Tensor) 
     if _compat.is_transformed():
         return reference(*tensors)
     for tensor in tensors:
-        if type(tensor) not in _PLAIN or (tensor.requires_grad and torch.is_grad_enabled()):
+        if isinstance(tensor, torch.Tensor) and (
+            type(tensor) not in _PLAIN or (tensor.requires_grad and torch.is_grad_enabled())
+        ):
             meet(*tensors)
             return op(*tensors)
     if _compat.below_autograd is None:

@@ -17,9 +17,9 @@ from opgraft.ops.linear_scan import linear_scan
 from opgraft.ops.linear_scan import states as scan_states
 from opgraft.ops.registration import (
     bind,
+    call,
     check_floating,
     check_like,
-    meet,
     require_tensor,
     shard,
     vector_jacobian_product,
@@ -71,9 +71,8 @@ def selective_scan(
     require_tensor("selective_scan", u=u, delta=delta, A=A, B=B, C=C)
     given = {"D": D, "z": z, "delta_bias": delta_bias, "initial_state": initial_state}
     require_tensor("selective_scan", **{name: value for name, value in given.items() if value is not None})
-    meet(u, delta, A, B, C)
     wide = torch.promote_types(u.dtype, torch.float32) if u.is_floating_point() else u.dtype
-    y, final_state = _op(
+    y, final_state = apply(
         u,
         delta,
         _to(A, wide),
@@ -86,6 +85,26 @@ def selective_scan(
         _to(initial_state, wide),
     )
     return (y, final_state) if return_final_state else y
+
+
+def apply(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    initial_state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The op with its own arguments: B and C a step and group, parameters in the state's type, the final state given."""
+    require_tensor("selective_scan", u=u, delta=delta, A=A, B=B, C=C)
+    out: tuple[torch.Tensor, torch.Tensor] = call(
+        _op, reference, u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state
+    )
+    return out
 
 
 def _to(tensor: Any, dtype: torch.dtype) -> Any:
@@ -334,7 +353,7 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     maker = Maker(device, dtype, seed=9)
     wide = Maker(device, torch.promote_types(dtype, torch.float32), seed=10)
 
-    def call(
+    def sample(
         name: str,
         batch: int,
         channels: int,
@@ -366,31 +385,31 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         )
         return Sample(name, args, family=family)
 
-    yield call("dense", 2, 4, 32, 16)
-    yield call("small", 1, 2, 3, 2)
-    yield call("small, plain", 2, 2, 4, 1, D=False, z=False, bias=False, softplus=False, state=False)
-    yield call("small, groups", 1, 4, 3, 2, 2)
-    yield call("ragged", 3, 5, 7, 3, z=False)
-    yield call("one step", 2, 3, 1, 4)
-    yield call("no step", 2, 3, 0, 4)
-    yield call("empty", 0, 3, 5, 4)
-    yield call("several tiles", 1, 70, 261, 16, 2, state=False)
-    yield call("many states", 2, 6, 37, 40, 3)
-    yield call("most states", 1, 3, 19, MAX_STATES)
-    yield call("decay near one", 1, 4, 96, 16, scale=1e-4)
-    yield call("decay near zero", 1, 4, 96, 16, scale=10.0)
+    yield sample("dense", 2, 4, 32, 16)
+    yield sample("small", 1, 2, 3, 2)
+    yield sample("small, plain", 2, 2, 4, 1, D=False, z=False, bias=False, softplus=False, state=False)
+    yield sample("small, groups", 1, 4, 3, 2, 2)
+    yield sample("ragged", 3, 5, 7, 3, z=False)
+    yield sample("one step", 2, 3, 1, 4)
+    yield sample("no step", 2, 3, 0, 4)
+    yield sample("empty", 0, 3, 5, 4)
+    yield sample("several tiles", 1, 70, 261, 16, 2, state=False)
+    yield sample("many states", 2, 6, 37, 40, 3)
+    yield sample("most states", 1, 3, 19, MAX_STATES)
+    yield sample("decay near one", 1, 4, 96, 16, scale=1e-4)
+    yield sample("decay near zero", 1, 4, 96, 16, scale=10.0)
     for batch, channels, length in ((2, 5, 9), (3, 7, 17), (4, 11, 6)):
-        yield call(f"{batch} by {channels} by {length}", batch, channels, length, 8, family="rows")
-    args = list(call("permuted", 3, 6, 20, 4).args)
+        yield sample(f"{batch} by {channels} by {length}", batch, channels, length, 8, family="rows")
+    args = list(sample("permuted", 3, 6, 20, 4).args)
     for index in (0, 1, 6):
         args[index] = args[index].permute(2, 0, 1).contiguous().permute(1, 2, 0)
     for index in (3, 4):
         args[index] = args[index].transpose(2, 3).contiguous().transpose(2, 3)
     yield Sample("permuted", tuple(args))
-    args = list(call("constant matrices", 2, 4, 12, 3, 4).args)
+    args = list(sample("constant matrices", 2, 4, 12, 3, 4).args)
     args[3], args[4] = (wide.normal(4, 3).to(dtype)[None, :, :, None].expand(2, -1, -1, 12) for _ in range(2))
     yield Sample("expanded", tuple(args))
-    args = list(call("offset by one", 3, 6, 24, 4).args)
+    args = list(sample("offset by one", 3, 6, 24, 4).args)
     for index in (0, 1, 6):
         args[index] = maker.normal(3 * 6 * 24 + 1)[1:].view(3, 6, 24)
     yield Sample("offset by one", tuple(args))
@@ -516,7 +535,9 @@ bind(
 shard(_op, sharding_rule(_KINDS, ("row", "state")))
 shard(_backward_op, sharding_rule(("row", "state", *_KINDS), _GRADIENT_KINDS))
 
-SPEC = register(OpSpec(_op, reference, samples=samples, cost=cost, backward=_backward_op, owner="opgraft"))
+SPEC = register(
+    OpSpec(_op, reference, samples=samples, cost=cost, public=apply, backward=_backward_op, owner="opgraft")
+)
 BACKWARD_SPEC = register(
     OpSpec(_backward_op, reference_backward, samples=backward_samples, cost=backward_cost, owner="opgraft")
 )

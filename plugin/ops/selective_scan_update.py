@@ -10,6 +10,7 @@ import torch
 from opgraft.ops import selective_scan as scan
 from opgraft.ops.registration import (
     bind,
+    call,
     check_floating,
     check_like,
     meet,
@@ -50,9 +51,8 @@ def selective_scan_update(
     Raises:
         TypeError: an argument is no tensor. RuntimeError: shapes, dtypes or devices do not fit.
     """
-    out, next_state = _op(
-        *_arguments("selective_scan_update", state, u, delta, A, B, C, D, z, delta_bias), delta_softplus
-    )
+    given = _arguments("selective_scan_update", state, u, delta, A, B, C, D, z, delta_bias)
+    out, next_state = call(_op, reference, *given, delta_softplus)
     return out, next_state
 
 
@@ -172,7 +172,7 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     maker = Maker(device, dtype, seed=22)
     wide = Maker(device, torch.promote_types(dtype, torch.float32), seed=23)
 
-    def call(
+    def sample(
         name: str, batch: int, channels: int, states: int, groups: int = 1, full: bool = True, family: str = ""
     ) -> Sample:
         row, matrix = (batch, channels), (batch, groups, states)
@@ -190,15 +190,15 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         )
         return Sample(name, args, family=family)
 
-    yield call("dense", 2, 4, 16)
-    yield call("ragged", 3, 5, 3, full=False)
-    yield call("groups", 2, 6, 8, 3)
-    yield call("one channel", 1, 1, 1)
-    yield call("most states", 1, 2, scan.MAX_STATES)
-    yield call("no batch", 0, 4, 16)
+    yield sample("dense", 2, 4, 16)
+    yield sample("ragged", 3, 5, 3, full=False)
+    yield sample("groups", 2, 6, 8, 3)
+    yield sample("one state", 1, 4, 1)
+    yield sample("most states", 1, 2, scan.MAX_STATES)
+    yield sample("no batch", 0, 4, 16)
     for batch, channels in ((2, 5), (4, 7), (6, 11)):
-        yield call(f"{batch} by {channels}", batch, channels, 8, family="rows")
-    args = list(call("permuted", 3, 6, 4).args)
+        yield sample(f"{batch} by {channels}", batch, channels, 8, family="rows")
+    args = list(sample("permuted", 3, 6, 4).args)
     args[0] = args[0].transpose(1, 2).contiguous().transpose(1, 2)
     args[1] = args[1].t().contiguous().t()
     yield Sample("permuted", tuple(args))
