@@ -390,10 +390,16 @@ void launch_add(const Launch& context, const A* in, T* out, int64_t parts, int64
 
 template <typename T, typename Body>
 void dispatch_cut(int states, const Body& body) {
-  constexpr int LONG = sizeof(DeviceAccumulate<T>) == 8 ? 16 : 32;
-  if (states <= 16) return body(Cut<T, 4, 4, LONG, 256>{});
-  if (states <= 64) return body(Cut<T, 16, 4, 8, 256>{});
-  return body(Cut<T, 32, 8, 8, 128>{});
+  // double is for checks: one kernel serves it.
+  if constexpr (std::is_same_v<T, double>) {
+    body(Cut<T, 32, 8, 8, 128>{});
+  } else if (states <= 16) {
+    body(Cut<T, 4, 4, 32, 256>{});
+  } else if (states <= 64) {
+    body(Cut<T, 16, 4, 8, 256>{});
+  } else {
+    body(Cut<T, 32, 8, 8, 128>{});
+  }
 }
 
 template <typename T, typename C, bool REDUCE>

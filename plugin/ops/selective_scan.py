@@ -99,7 +99,7 @@ def apply(
     delta_softplus: bool,
     initial_state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The op with its own arguments: B and C a step and group, parameters in the state's type, the final state given."""
+    """The op with its own arguments: B and C a step and group, parameters in the state's type."""
     require_tensor("selective_scan", u=u, delta=delta, A=A, B=B, C=C)
     out: tuple[torch.Tensor, torch.Tensor] = call(
         _op, reference, u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state
