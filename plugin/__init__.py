@@ -18,6 +18,7 @@ from opgraft.ops.linear_scan import linear_scan
 from opgraft.ops.registration import register_sharding_rules
 from opgraft.ops.selective_scan import selective_scan
 from opgraft.ops.selective_scan_update import selective_scan_update, selective_scan_update_
+from opgraft.patch import patch
 from opgraft.registry import Cost, OpSpec, Sample, describe
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "describe",
     "gelu",
     "linear_scan",
+    "patch",
     "register_sharding_rules",
     "selective_scan",
     "selective_scan_update",
