@@ -180,7 +180,7 @@ def _rule(tensors: int, outputs: int, steps: int) -> Any:
         initial, dim = args[tensors], args[tensors + 1] if len(args) > tensors + 1 else -1
         dims = args[0].ndim
         walked = dim % dims
-        choices = [(Replicate(), Replicate())]
+        choices: list[tuple[Any, Any]] = [(Replicate(), Replicate())]
         choices += [(Shard(d), Shard(d if d < walked else d - 1)) for d in range(dims) if d != walked]
         return [
             (
@@ -213,8 +213,8 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         maker = Maker(device, dtype, seed=100 + seed)
         decay = maker.uniform(*update.shape)
         for dim in range(update.dim()):
-            shape = [*update.shape[:dim], *update.shape[dim + 1 :]]
-            initial = maker.normal(*shape) if (seed + dim) % 2 else None
+            step = [*update.shape[:dim], *update.shape[dim + 1 :]]
+            initial = maker.normal(*step) if (seed + dim) % 2 else None
             title = name if dim == update.dim() - 1 else f"{name}, dim {dim}"
             yield Sample(title, (decay, update, initial, dim - update.dim() if dim % 2 else dim, bool(seed % 2)))
     maker = Maker(device, dtype, seed=1)

@@ -39,8 +39,9 @@ def disagreement(module: nn.Module, change: Change) -> tuple[float | None, float
 
 def _input(module: nn.Module) -> torch.Tensor | None:
     width = getattr(module, "hidden_size", None)
-    if width is None and hasattr(module, "recurrent_param"):
-        width = module.recurrent_param.shape[0]
+    recurrent = getattr(module, "recurrent_param", None)
+    if width is None and isinstance(recurrent, torch.Tensor):
+        width = recurrent.shape[0]
     parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
     if not isinstance(width, int) or parameter is None or parameter.is_meta:
         return None
