@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from opgraft.diagnostics.collect.events import Event
+from opgraft.diagnostics.collect.events import RECOMPILE_LIMIT, Event
 from opgraft.diagnostics.diagnose import cost, cudagraph_skip, explain_figures, recompile, stale_cache, timeline
 from opgraft.diagnostics.diagnose.gather import Group, Groups, finding, sort_key
 from opgraft.diagnostics.diagnose.remedies import leave_it
 from opgraft.diagnostics.diagnose.rules import judge
-from opgraft.diagnostics.diagnose.story import RECOMPILE_LIMIT, Reader, Story
+from opgraft.diagnostics.diagnose.story import Reader, Story
 from opgraft.diagnostics.kinds import KINDS
 from opgraft.diagnostics.model import ExplainFigures, Finding, Report, Run
 

@@ -10,7 +10,6 @@ from opgraft.diagnostics.collect import events as ev
 from opgraft.diagnostics.diagnose.incident import Incident
 from opgraft.diagnostics.model import Location
 
-RECOMPILE_LIMIT = ("Dynamo recompile limit exceeded", "Dynamo cache limit exceeded")
 _MESSAGES_KEPT = 512
 
 
@@ -97,7 +96,7 @@ class Reader:
         story = self.story
         if isinstance(event, ev.Message):
             self._messages[event.number] = event
-            if event.gb_type.startswith(RECOMPILE_LIMIT):
+            if event.gb_type.startswith(ev.RECOMPILE_LIMIT):
                 story.limits.add(event.id.partition("/")[0])
             if len(self._messages) > _MESSAGES_KEPT:
                 self._messages.popitem(last=False)
