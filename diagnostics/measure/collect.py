@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def collect(
             subject,
             question.references,
             question.compile_options,
-            make_backend=lambda inner, references, r=recorder: FactsBackend(inner, references, r),
+            make_backend=partial(FactsBackend, recorder=recorder),
         )
         recorders[plan.name] = recorder
         try:
