@@ -60,6 +60,7 @@ class Story:
     cudagraphs: list[ev.CudagraphsSkipped] = field(default_factory=list)
     registered: list[ev.Registered] = field(default_factory=list)
     hits: list[Hit] = field(default_factory=list)
+    bypasses: list[ev.Cached] = field(default_factory=list)
     op_uses: dict[str, list[tuple[str, Location | None]]] = field(default_factory=dict)
     graphs: int = 0
     events: int = 0
@@ -210,6 +211,8 @@ class Reader:
             self.story.ends[event.id] = event
 
     def _cached(self, event: ev.Cached) -> None:
+        if event.outcome == "bypass" and len(self.story.bypasses) < 1000:
+            self.story.bypasses.append(event)
         if event.outcome != "hit" or len(self.story.hits) > 10_000:
             return
         for op, uses in self.story.op_uses.items():

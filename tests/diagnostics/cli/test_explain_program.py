@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+
 from opgraft.diagnostics.report.json import json_schema
 
 BROKEN = """

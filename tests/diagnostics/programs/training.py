@@ -1,4 +1,5 @@
-"""A training loop as people write it: gradient accumulation, a moving average of the loss, and a log line now and then."""
+"""A training loop as people write it: gradient accumulation, a moving average of the loss, and a log line now and
+then."""
 
 import logging
 from itertools import count
