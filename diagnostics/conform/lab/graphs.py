@@ -121,9 +121,10 @@ def cold(seen: Seen) -> Iterator[None]:
         node = getattr(V.graph, "current_node", None)
         target = getattr(node, "target", None)
         name = getattr(getattr(target, "_schema", None), "name", "")
+        # What is not in memory yet is computed into the layout that is asked for: no copy.
         if name and name.partition("::")[0] not in TORCH_NAMESPACES:
             with contextlib.suppress(Exception):
-                size = int(x.get_numel()) * x.get_dtype().itemsize
+                size = int(x.get_numel()) * x.get_dtype().itemsize if ir.is_storage_and_layout(x) else 0
                 seen.layout_bytes[name] = seen.layout_bytes.get(name, 0) + size
         return original(x)
 
@@ -142,7 +143,11 @@ def cold(seen: Seen) -> Iterator[None]:
                     name = node.args[0]._schema.name
                     if size:
                         seen.functional_bytes[name] = seen.functional_bytes.get(name, 0) + size
-        return decompose(graph)
+        result = decompose(graph)
+        with contextlib.suppress(Exception):
+            for name, size in written_back(graph):
+                seen.functional_bytes[name] = seen.functional_bytes.get(name, 0) + size
+        return result
 
     with fresh_cache(), config.patch(**settings), torch._dynamo.config.patch(suppress_errors=False):
         ir.ExternKernel.copy_input = classmethod(copy_input)
@@ -169,3 +174,22 @@ def cloned_bytes(node: Any) -> int:
         if value is not None:
             total += int(value.numel()) * value.element_size()
     return total
+
+
+def written_back(graph: Any) -> Iterator[tuple[str, int]]:
+    """Copies at the end of a graph of what an op wrote into a stand-in (such as a dtype view) back into an input."""
+    written: dict[Any, str] = {}
+    for name, node in custom_nodes(graph):
+        for index, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+                if value is not None:
+                    written[value] = name
+    for node in graph.nodes:
+        if node.op == "call_function" and "aten.copy_" in str(node.target) and node.args[0].op == "placeholder":
+            source = node.args[1]
+            while source not in written and source.args and hasattr(source.args[0], "op"):
+                source = source.args[0]
+            value = node.args[0].meta.get("val")
+            if source in written and value is not None:
+                yield written[source], int(value.numel()) * value.element_size()

@@ -91,6 +91,8 @@ def _rounding(eager: Arm, other: Arm) -> tuple[str, bool]:
             for a, b in zip(ours, given, strict=False):
                 if not isinstance(a, torch.Tensor) or a.shape != b.shape or not a.dtype.is_floating_point:
                     continue
+                if a.element_size() > 2:
+                    continue  # the order of operations alone changes the last bits of float32
                 off = compare.difference(a, b)
                 if off:
                     return name, off <= SPACINGS * compare.epsilon(a.dtype)
@@ -104,6 +106,8 @@ def examine(graph: Graph) -> Iterator[Finding]:
     eager = run(graph, graph.module)
     compiled = run(graph, compile_again(graph, True, seen))
     for name, size in seen.layout_bytes.items():
+        if not size:
+            continue
         yield make(
             "layout-copy", f"{name}: the compiler copies an input of {size} bytes for the op's layout rule",
             places.get(name), name, "set-layout-tag", "honour-strides", severity="note",
