@@ -41,6 +41,7 @@ def collect(
         if p.compiled and not p.twin and (only is None or p.name in only)
     ]
     recorders: dict[str, Recorder] = {}
+    segments: dict[str, tuple[int, ...]] = {}
     arms: list[Arm] = []
     degraded: list[str] = []
     for index, plan in enumerate(plans):
@@ -57,6 +58,7 @@ def collect(
             make_backend=partial(FactsBackend, recorder=recorder),
         )
         recorders[plan.name] = recorder
+        before = _compat.cuda_graph_counts()
         try:
             with arm.installed(), _compat.patched(settings):
                 assert arm.step is not None
@@ -65,6 +67,7 @@ def collect(
                 clock.synchronize(device)
         except Exception as error:  # the timing run has said so already; here the arm only gets no facts
             arm.failed = f"{type(error).__name__}"
+        segments[plan.name] = tuple(now - then for now, then in zip(_compat.cuda_graph_counts(), before, strict=True))
         arms.append(arm)
     tell("recording the calls of the op", 0.62)
     calls = session.recorded_calls(subject, question, [])
@@ -74,7 +77,7 @@ def collect(
     tell("taking the steps apart", 0.8)
     alive = [a for a in arms if not a.failed]
     taken = _interleaved(alive, question, subject, op_kernels)
-    facts = tuple(_facts_of(arm, recorders[arm.name], taken.get(arm.name), subject) for arm in arms)
+    facts = tuple(_facts_of(arm, recorders[arm.name], taken.get(arm.name), segments[arm.name], subject) for arm in arms)
     ideal = sum(
         int(spec.cost(*c.args, **c.kwargs).bytes) * c.count
         for c in calls
@@ -192,7 +195,9 @@ def _middle(found: Sequence[tuple[Shares, float, float]]) -> tuple[Shares, float
     return middle, mid([f[1] for f in found]), mid([f[2] for f in found])
 
 
-def _facts_of(arm: Arm, recorder: Recorder, taken: tuple[Shares, float, float] | None, subject: Subject) -> ArmFacts:
+def _facts_of(
+    arm: Arm, recorder: Recorder, taken: tuple[Shares, float, float] | None, segments: tuple[int, ...], subject: Subject
+) -> ArmFacts:
     if arm.failed or taken is None:
         return ArmFacts(name=arm.name, failed=arm.failed or "not profiled")
     part, enqueue, step = taken
@@ -207,6 +212,8 @@ def _facts_of(arm: Arm, recorder: Recorder, taken: tuple[Shares, float, float] |
         enqueue_us=enqueue * 1e6,
         step_us=step * 1e6,
         kernels=part.kernels,
+        partitions=segments[0],
+        skips=segments[1],
         saved_bytes=_saved_bytes(arm, subject) if subject.train else 0,
     )
 

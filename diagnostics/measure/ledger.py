@@ -83,6 +83,16 @@ def make(
                 detail=f"{breaks} a step: their price is in lost fusion and in host time",
             )
         )
+    if own.partitions > base.partitions or own.skips > base.skips:
+        terms.append(
+            LedgerTerm(
+                name="CUDA-graph segments lost",
+                us_per_step=None,
+                how="counted",
+                detail=f"{own.partitions} segments against {base.partitions}, {own.skips} graphs without one against "
+                f"{base.skips}: their price is in host time",
+            )
+        )
     if own.saved_bytes != base.saved_bytes:
         terms.append(
             LedgerTerm(
