@@ -140,7 +140,7 @@ def _wall_times(
             times[name].append(clock.sample(_round(turns), rounds[name], device) / len(turns) * 1e6)
         if len(next(iter(times.values()))) >= 6 and (time.monotonic() >= end or len(next(iter(times.values()))) > 60):
             break
-    # Whatever interrupts a call on a shared processor only adds to it: the lower quartile is nearer to the op's own time.
+    # What interrupts a call on a shared processor only adds to it: the lower quartile is nearer to the op's own time.
     return {name: statistics.lower_quartile(found) for name, found in times.items()}
 
 
