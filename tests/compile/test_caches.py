@@ -16,7 +16,7 @@ import json, sys, warnings
 import torch
 from torch._dynamo.utils import counters
 import opgraft
-from opgraft.compile import timing
+from opgraft.compile import identity, timing
 settings = json.loads(sys.argv[1])
 sys.path.insert(0, settings["tests"])
 from models import fake_times
@@ -30,8 +30,8 @@ exec(compile(open(settings["source"]).read(), settings["source"], "exec"), names
 library.impl("twice", namespace["kernel"], "CPU")
 torch.library.register_fake("opgraft_cache::twice", namespace["fake"], lib=library)
 opgraft.describe("opgraft_cache::twice", namespace["reference"])
-called = []
-kernel = namespace["kernel"]
+if settings["rules"]:
+    identity._own_sources = lambda: settings["rules"]
 
 def function(x):
     y = torch.ops.opgraft_cache.twice(x + 1)
@@ -63,8 +63,9 @@ def reference(x):
 class Machine:
     """Runs the program in fresh processes with one cache folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cache: Path) -> None:
         self.folder = folder
+        self.cache = cache
 
     def run(
         self,
@@ -74,6 +75,7 @@ class Machine:
         dtype: str = "torch.float32",
         choose: str = "kernel",
         times: tuple[float, float] = (2.0, 1.0),
+        rules: str = "",
     ) -> dict[str, Any]:
         source = self.folder / "op.py"
         source.write_text(SOURCE.format(kernel=kernel, reference=reference, dtype=dtype))
@@ -82,6 +84,7 @@ class Machine:
             "choose": choose,
             "store": str(self.folder / "store"),
             "times": times,
+            "rules": rules,
             "tests": str(Path(__file__).parent),
         }
         done = subprocess.run(
@@ -89,16 +92,22 @@ class Machine:
             capture_output=True,
             text=True,
             timeout=300,
-            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "cache")},
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(self.cache)},
         )
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for the module: a fresh one costs a compile of torch's C++ headers."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def machine(tmp_path: Path, cache: Path) -> Machine:
+    return Machine(tmp_path, cache)
 
 
 def test_nothing_changed_is_a_hit_and_a_changed_decision_is_not(machine: Machine) -> None:
@@ -117,10 +126,12 @@ def test_nothing_changed_is_a_hit_and_a_changed_decision_is_not(machine: Machine
     assert (third["value"], third["kernel ran"], third["hits"]) == (4.0, 0, 0)
 
 
-def test_a_changed_fake_is_no_hit(machine: Machine) -> None:
+def test_a_changed_fake_or_rule_is_no_hit(machine: Machine) -> None:
     assert machine.run()["dtype"] == "torch.float64"
     again = machine.run(dtype="torch.float16")
     assert (again["dtype"], again["value"], again["hits"]) == ("torch.float16", 4.0, 0)
+    assert machine.run(dtype="torch.float16")["hits"] == 1
+    assert machine.run(dtype="torch.float16", rules="another version")["hits"] == 0
 
 
 def test_a_changed_reference_is_no_hit(machine: Machine) -> None:
