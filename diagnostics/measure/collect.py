@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -60,7 +62,7 @@ def collect(
         recorders[plan.name] = recorder
         before = _compat.cuda_graph_counts()
         try:
-            with arm.installed(), _compat.patched(settings):
+            with arm.installed(), _compat.patched(settings), _without_the_note_on_caches():
                 assert arm.step is not None
                 for _ in range(3):
                     arm.step()
@@ -93,6 +95,14 @@ def collect(
         calls=sum(c.count for c in calls),
         degraded=tuple(dict.fromkeys(degraded)),
     )
+
+
+@contextlib.contextmanager
+def _without_the_note_on_caches() -> Iterator[None]:
+    """torch warns that a cache is off: here that is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
+        yield
 
 
 def _op_kernels(calls: Sequence[Call], question: session.Question, device: torch.device, train: bool) -> frozenset[str]:
@@ -134,7 +144,7 @@ def _alone(
         compiled = torch.compile(session.named(reference), **isolated.without_graphs(question.compile_options))
         recorder.graph = len(runs)
         runs.append(float(call.count))
-        with _compat.patched(settings):
+        with _compat.patched(settings), _without_the_note_on_caches():
             isolated.once(compiled, call.copy(), subject.train)()
         forms = {"op": _form(call, question), BASELINE: compiled}
         if swap is not None:
