@@ -2,8 +2,9 @@
 
     python benchmarks/coverage.py [--repeats 2000]
 
-Times are made sample by sample in the order in which ``measure/blocks.py`` takes them (ABBA, shuffled), with slow drift,
-clocks that jump between two states, heavy tails, autocorrelation, and an effect that each process carries by itself.
+Times are made sample by sample in the order in which ``measure/blocks.py`` takes them (ABBA, shuffled), with
+slow drift, clocks that jump between two states, heavy tails, autocorrelation, and an effect that each process carries
+by itself.
 Seeds are fixed: the same command prints the same figures on any machine.
 """
 

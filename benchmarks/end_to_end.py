@@ -1,4 +1,4 @@
-"""Models x placements of ops, each with the op against the compiler: ratio, verdict, what was foretold, what is unexplained.
+"""Models x placements of an op, each against the compiler: ratio, verdict, what was foretold, what is unexplained.
 
     python benchmarks/end_to_end.py                      every case, fresh processes
     python benchmarks/end_to_end.py --short --cases vit  one process, a few seconds
@@ -217,8 +217,9 @@ def show(line: Line) -> str:
     half = (line.high - line.low) / 2 if line.high is not None and line.low is not None else None
     return (
         f"{line.title:<34}{number(line.compiler_us, '>12,.1f')}{number(line.op_us, '>12,.1f')}"
-        f"{number(line.isolated, '>8.2f')}x{number(line.ratio, '>9.3f')} +-{number(half, '.3f')} {line.verdict or '-':<11}"
-        f"{number(line.predicted_error, '>+8.1%')}{number(line.unexplained, '>8.1%')}{line.seconds:>7.0f} s  {line.problem}"
+        f"{number(line.isolated, '>8.2f')}x{number(line.ratio, '>9.3f')} +-{number(half, '.3f')} "
+        f"{line.verdict or '-':<11}{number(line.predicted_error, '>+8.1%')}{number(line.unexplained, '>8.1%')}"
+        f"{line.seconds:>7.0f} s  {line.problem}"
     )
 
 
@@ -234,9 +235,8 @@ def main() -> None:
     wanted = options.cases.split(",") if options.cases else None
     seconds = options.seconds or (6.0 if options.short else 40.0)
     begin = time.monotonic()
-    print(
-        f"{'case':<34}{'compiler us':>12}{'op us':>12}{'alone':>9}{'ratio':>9}{'':>9}{'verdict':<11}{'foretold':>9}{'unexpl.':>8}"
-    )
+    titles = f"{'case':<34}{'compiler us':>12}{'op us':>12}{'alone':>9}{'ratio':>9}{'':>9}{'verdict':<11}"
+    print(f"{titles}{'foretold':>8}{'unexpl.':>8}")
     lines: list[Line] = []
     for case in CASES:
         if wanted is not None and case.name not in wanted and case.title not in wanted:

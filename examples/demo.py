@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,8 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=40.0, help="time for timing, beside compiling (default 40)")
     options.add_argument("--out", type=Path, default=OUT, help="folder for report.html and report.json")
     chosen = options.parse_args()
+    # torch warns about the raw kernel once a compile; the report says it better.
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.")
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:

@@ -8,10 +8,16 @@ On a CUDA device in bfloat16, elsewhere in float32 and smaller.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import nn
 
 import opgraft
+from opgraft.diagnostics import Swap
+
+# The name under which a block looks its activation up, so that an arm can put another implementation in its place.
+activation = opgraft.gelu
 
 
 class Block(nn.Module):
@@ -23,7 +29,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.up(self.norm(x))
-        h = opgraft.gelu(h * 1.1 + 0.1) * 0.9
+        h = activation(h * 1.1 + 0.1) * 0.9
         return x + self.down(h)
 
 
@@ -53,3 +59,10 @@ def build() -> tuple[nn.Module, tuple[torch.Tensor]]:
 def small() -> tuple[nn.Module, tuple[torch.Tensor]]:
     """The size at which launches count: 64 x 1024 on a GPU, 64 x 128 on a CPU."""
     return make(64, 1024) if torch.cuda.is_available() else make(64, 128, layers=2)
+
+
+def raw() -> Swap:
+    """The same kernel bound with pybind11 and not registered: the arm ``raw``. Compiled at first use."""
+    import raw_gelu
+
+    return Swap(sys.modules[__name__], "activation", raw_gelu.extension().gelu)

@@ -14,6 +14,7 @@ import msgspec
 from opgraft.diagnostics.model import Location
 
 STREAM = 1
+RECOMPILE_LIMIT = ("Dynamo recompile limit exceeded", "Dynamo cache limit exceeded")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):

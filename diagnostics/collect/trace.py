@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect import events
+from opgraft.diagnostics.collect.events import RECOMPILE_LIMIT
 from opgraft.diagnostics.collect.guards import guarded_value
 from opgraft.diagnostics.collect.place import from_summaries, place
 from opgraft.diagnostics.model import Location
@@ -82,15 +83,20 @@ class TraceReader:
         self._open: OrderedDict[str, list[events.Message]] = OrderedDict()
         self._frames: OrderedDict[str, Location] = OrderedDict()
         self._names: dict[str, str] = {}
+        self._told: deque[int] = deque(maxlen=64)
 
     def message(self, message: events.Message) -> None:
-        """A message of the tracer, before the record that says what became of it."""
+        """A message of the tracer, before the record that says what became of it.
+
+        It is an event of the stream only once a break or an error repeats its words: most are handled by the tracer.
+        """
         waiting = self._open.setdefault(message.id, [])
         waiting.append(message)
         del waiting[:-64]
         if len(self._open) > 64:
             self._open.popitem(last=False)
-        self._emit(message)
+        if message.gb_type.startswith(RECOMPILE_LIMIT):
+            self._emit(message)
 
     def read(self, metadata: dict[str, Any], payload: Any) -> None:
         """One record of the trace log."""
@@ -186,8 +192,12 @@ class TraceReader:
         """
         waiting = self._open.get(identity, []) if keep else self._open.pop(identity, [])
         flat = " ".join(payload.split())
-        joined = [m for m in waiting if m.gb_type in payload and " ".join(m.context.split()) in flat]
-        return joined or waiting[-1:]
+        joined = [m for m in waiting if m.gb_type in payload and " ".join(m.context.split()) in flat] or waiting[-1:]
+        for message in joined:
+            if message.number not in self._told:
+                self._told.append(message.number)
+                self._emit(message)
+        return joined
 
     def _recompiled(self, metadata: dict[str, Any], payload: str) -> None:
         try:

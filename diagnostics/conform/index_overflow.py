@@ -34,13 +34,22 @@ def far(case: Case) -> Case | None:
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal done
-        if done or not is_plain(tensor) or tensor.dim() < 2 or tensor.shape[0] < 4 or tensor.device.type != "cpu":
+        if done or not is_plain(tensor) or tensor.dim() < 2 or tensor.shape[0] < 4:
             return tensor
         rows = tensor.detach()[:4]
         inner = rows.contiguous().stride()[1:]
         elements = 3 * FAR_STRIDE + rows[0].numel()
         if elements * tensor.element_size() > MOST_BYTES:
             return tensor
+        if tensor.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(tensor.device)
+            if free < 3 * elements * tensor.element_size():
+                return tensor
+            storage = torch.empty(elements, dtype=tensor.dtype, device=tensor.device)
+            view = storage.as_strided(rows.shape, (FAR_STRIDE, *inner))
+            view.copy_(rows)
+            done = True
+            return view
         pages = mmap.mmap(-1, elements * tensor.element_size())
         view = torch.frombuffer(pages, dtype=tensor.dtype).as_strided(rows.shape, (FAR_STRIDE, *inner))
         view.copy_(rows)

@@ -17,10 +17,11 @@ from typing import Any
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect import arrival
 from opgraft.diagnostics.collect import place as places
-from opgraft.diagnostics.conform.lab import happenings, isolate, met, site, tap
+from opgraft.diagnostics.conform.lab import graphs, happenings, isolate, met, site, tap
+from opgraft.diagnostics.conform.lab.graphs import Graph
 from opgraft.diagnostics.conform.lab.met import Book, Met
 
-SECONDS = 90.0
+SECONDS = 70.0
 
 
 def install(recording: Path) -> Callable[[], None]:
@@ -47,15 +48,20 @@ def install(recording: Path) -> Callable[[], None]:
     listener = tap.Listener(book, journal)
 
     def begin(torch: ModuleType) -> None:
-        tap.hide_from_compiler((tap, met, site, happenings, places, _compat, sys.modules[__name__]))
+        tap.hide_from_compiler((tap, met, site, happenings, graphs, places, _compat, sys.modules[__name__]))
         tap.take_hold(torch, listener)
         happenings.watch(torch, listener)
 
-    forget = arrival.when_imported("torch", begin)
+    kept: list[Graph] = []
+    forget = [
+        arrival.when_imported("torch", begin),
+        arrival.when_imported("torch._dynamo.output_graph", lambda _: graphs.watch(listener, kept)),
+    ]
     owner = os.getpid()
 
     def stop() -> None:
-        forget()
+        for take_back in forget:
+            take_back()
         listener.on = False
         for undo in reversed(listener.undo):
             undo()
@@ -64,12 +70,12 @@ def install(recording: Path) -> Callable[[], None]:
             return
         if not book.calls and not book.events:
             return
-        _check(book, stream)
+        _check(book, kept, stream)
 
     return stop
 
 
-def _check(book: Book, stream: Any) -> None:
+def _check(book: Book, kept: list[Graph], stream: Any) -> None:
     """Runs the checks in a fork and writes what they say."""
     if not isolate.can_fork():
         stream.write(json.dumps({"say": "not-run", "why": "CUDA is in use in the program: its ops were not run again"}) + "\n")
@@ -79,7 +85,7 @@ def _check(book: Book, stream: Any) -> None:
     def work(send: isolate.Send) -> None:
         from opgraft.diagnostics.conform.lab.after import check_book
 
-        check_book(book, send, SECONDS)
+        check_book(book, kept, send, SECONDS)
 
     def receive(message: isolate.Message) -> None:
         stream.write(json.dumps(message) + "\n")

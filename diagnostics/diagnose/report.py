@@ -6,12 +6,20 @@ from collections.abc import Iterable
 
 import msgspec
 
-from opgraft.diagnostics.collect.events import Event
-from opgraft.diagnostics.diagnose import cost, cudagraph_skip, explain_figures, recompile, stale_cache, timeline
+from opgraft.diagnostics.collect.events import RECOMPILE_LIMIT, Event
+from opgraft.diagnostics.diagnose import (
+    cache_bypass,
+    cost,
+    cudagraph_skip,
+    explain_figures,
+    recompile,
+    stale_cache,
+    timeline,
+)
 from opgraft.diagnostics.diagnose.gather import Group, Groups, finding, sort_key
 from opgraft.diagnostics.diagnose.remedies import leave_it
 from opgraft.diagnostics.diagnose.rules import judge
-from opgraft.diagnostics.diagnose.story import RECOMPILE_LIMIT, Reader, Story
+from opgraft.diagnostics.diagnose.story import Reader, Story
 from opgraft.diagnostics.kinds import KINDS
 from opgraft.diagnostics.model import ExplainFigures, Finding, Report, Run
 
@@ -27,7 +35,7 @@ def diagnose(stream: Iterable[Event], run: Run | None = None) -> Report:
     step = timeline.step_us(story)
     found = [_priced(story, group, step) for group in groups.groups()]
     found = recompile.conclude(story, found)
-    found += stale_cache.conclude(story) + cudagraph_skip.conclude(story)
+    found += stale_cache.conclude(story) + cudagraph_skip.conclude(story) + cache_bypass.conclude(story)
     findings = tuple(sorted(found, key=sort_key))
     by_id = {
         identity: index
@@ -96,5 +104,5 @@ def _run(story: Story, groups: tuple[Group, ...], run: Run | None) -> Run:
         step_us=timeline.step_us(story),
         graphs=story.graphs,
         gaps=sum(group.compiles - group.skipped - group.failures for group in groups),
-        frames_skipped=sum(group.skipped for group in groups),
+        frames_skipped=sum(group.skipped for group in groups) + len(story.limits),
     )

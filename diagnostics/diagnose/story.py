@@ -10,7 +10,6 @@ from opgraft.diagnostics.collect import events as ev
 from opgraft.diagnostics.diagnose.incident import Incident
 from opgraft.diagnostics.model import Location
 
-RECOMPILE_LIMIT = ("Dynamo recompile limit exceeded", "Dynamo cache limit exceeded")
 _MESSAGES_KEPT = 512
 
 
@@ -61,6 +60,7 @@ class Story:
     cudagraphs: list[ev.CudagraphsSkipped] = field(default_factory=list)
     registered: list[ev.Registered] = field(default_factory=list)
     hits: list[Hit] = field(default_factory=list)
+    bypasses: list[ev.Cached] = field(default_factory=list)
     op_uses: dict[str, list[tuple[str, Location | None]]] = field(default_factory=dict)
     graphs: int = 0
     events: int = 0
@@ -97,7 +97,7 @@ class Reader:
         story = self.story
         if isinstance(event, ev.Message):
             self._messages[event.number] = event
-            if event.gb_type.startswith(RECOMPILE_LIMIT):
+            if event.gb_type.startswith(ev.RECOMPILE_LIMIT):
                 story.limits.add(event.id.partition("/")[0])
             if len(self._messages) > _MESSAGES_KEPT:
                 self._messages.popitem(last=False)
@@ -211,6 +211,8 @@ class Reader:
             self.story.ends[event.id] = event
 
     def _cached(self, event: ev.Cached) -> None:
+        if event.outcome == "bypass" and len(self.story.bypasses) < 1000:
+            self.story.bypasses.append(event)
         if event.outcome != "hit" or len(self.story.hits) > 10_000:
             return
         for op, uses in self.story.op_uses.items():

@@ -144,3 +144,14 @@ def compile_id() -> str:
         return str(CompileContext.current_compile_id() or "")
     except Exception:
         return ""
+
+
+def cuda_graph_counts() -> tuple[int, int]:
+    """CUDA-graph partitions and skips that Inductor has counted in this process; zeros where it counts none."""
+    try:
+        from torch._dynamo.utils import counters
+
+        found = counters["inductor"]
+        return int(found["cudagraph_partitions"]), int(found["cudagraph_skips"])
+    except Exception:
+        return 0, 0

@@ -63,7 +63,7 @@ def signature_of(args: Any, kwargs: Any) -> str:
 
 class _Recorder(TorchDispatchMode):
     def __init__(self, ops: frozenset[str], note: Callable[[str, Any, Any], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops, self.note = ops, note
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

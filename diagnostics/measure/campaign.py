@@ -81,11 +81,11 @@ def run(
         found.stopped = f"the time was used up, after {blocks} blocks in {_processes(found.readings)}"
     if ledger and found.readings:
         task = msgspec.structs.replace(request, task="facts", leave_out=(*out, "eager"))
-        answer = ask(task, FactsReading, limit=limit, progress=_part(tell, total - 1, total, "ledger: "), fresh=fresh)
-        if isinstance(answer, FactsReading):
-            found.facts = answer
+        taken = ask(task, FactsReading, limit=limit, progress=_part(tell, total - 1, total, "ledger: "), fresh=fresh)
+        if isinstance(taken, FactsReading):
+            found.facts = taken
         else:
-            found.problems.append(_died(answer, None, "the process that takes the steps apart"))
+            found.problems.append(_died(taken, None, "the process that takes the steps apart"))
     found.readings = [_with_failed(r, found.problems, out) for r in found.readings]
     return found
 
@@ -126,7 +126,8 @@ def _died(ended: Ended, arm: str | None, what: str = "a measuring process") -> P
 def _unchecked(ended: Ended) -> Problem:
     return Problem(
         about="not-checked",
-        message=f"values were not checked and the op was not timed alone, since the process {ended.how} while {ended.stage}",
+        message="values were not checked and the op was not timed alone, since the process "
+        f"{ended.how} while {ended.stage}",
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +43,7 @@ def collect(
         if p.compiled and not p.twin and (only is None or p.name in only)
     ]
     recorders: dict[str, Recorder] = {}
+    segments: dict[str, tuple[int, ...]] = {}
     arms: list[Arm] = []
     degraded: list[str] = []
     for index, plan in enumerate(plans):
@@ -53,17 +57,19 @@ def collect(
             subject,
             question.references,
             question.compile_options,
-            make_backend=lambda inner, references, r=recorder: FactsBackend(inner, references, r),
+            make_backend=partial(FactsBackend, recorder=recorder),
         )
         recorders[plan.name] = recorder
+        before = _compat.cuda_graph_counts()
         try:
-            with arm.installed(), _compat.patched(settings):
+            with arm.installed(), _compat.patched(settings), _without_the_note_on_caches():
                 assert arm.step is not None
                 for _ in range(3):
                     arm.step()
                 clock.synchronize(device)
         except Exception as error:  # the timing run has said so already; here the arm only gets no facts
             arm.failed = f"{type(error).__name__}"
+        segments[plan.name] = tuple(now - then for now, then in zip(_compat.cuda_graph_counts(), before, strict=True))
         arms.append(arm)
     tell("recording the calls of the op", 0.62)
     calls = session.recorded_calls(subject, question, [])
@@ -73,7 +79,7 @@ def collect(
     tell("taking the steps apart", 0.8)
     alive = [a for a in arms if not a.failed]
     taken = _interleaved(alive, question, subject, op_kernels)
-    facts = tuple(_facts_of(arm, recorders[arm.name], taken.get(arm.name), subject) for arm in arms)
+    facts = tuple(_facts_of(arm, recorders[arm.name], taken.get(arm.name), segments[arm.name], subject) for arm in arms)
     ideal = sum(
         int(spec.cost(*c.args, **c.kwargs).bytes) * c.count
         for c in calls
@@ -89,6 +95,14 @@ def collect(
         calls=sum(c.count for c in calls),
         degraded=tuple(dict.fromkeys(degraded)),
     )
+
+
+@contextlib.contextmanager
+def _without_the_note_on_caches() -> Iterator[None]:
+    """torch warns that a cache is off: here that is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
+        yield
 
 
 def _op_kernels(calls: Sequence[Call], question: session.Question, device: torch.device, train: bool) -> frozenset[str]:
@@ -130,7 +144,7 @@ def _alone(
         compiled = torch.compile(session.named(reference), **isolated.without_graphs(question.compile_options))
         recorder.graph = len(runs)
         runs.append(float(call.count))
-        with _compat.patched(settings):
+        with _compat.patched(settings), _without_the_note_on_caches():
             isolated.once(compiled, call.copy(), subject.train)()
         forms = {"op": _form(call, question), BASELINE: compiled}
         if swap is not None:
@@ -191,7 +205,9 @@ def _middle(found: Sequence[tuple[Shares, float, float]]) -> tuple[Shares, float
     return middle, mid([f[1] for f in found]), mid([f[2] for f in found])
 
 
-def _facts_of(arm: Arm, recorder: Recorder, taken: tuple[Shares, float, float] | None, subject: Subject) -> ArmFacts:
+def _facts_of(
+    arm: Arm, recorder: Recorder, taken: tuple[Shares, float, float] | None, segments: tuple[int, ...], subject: Subject
+) -> ArmFacts:
     if arm.failed or taken is None:
         return ArmFacts(name=arm.name, failed=arm.failed or "not profiled")
     part, enqueue, step = taken
@@ -206,6 +222,8 @@ def _facts_of(arm: Arm, recorder: Recorder, taken: tuple[Shares, float, float] |
         enqueue_us=enqueue * 1e6,
         step_us=step * 1e6,
         kernels=part.kernels,
+        partitions=segments[0],
+        skips=segments[1],
         saved_bytes=_saved_bytes(arm, subject) if subject.train else 0,
     )
 

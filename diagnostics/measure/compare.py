@@ -116,7 +116,7 @@ def _for_files(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and not isinstance(value, str):
             raise TypeError(
-                f"compare: {name} cannot be given beside FILE.py:build, since it is measured in other processes: define "
+                f"compare: {name} cannot be given beside FILE.py:build, which is measured in other processes: define "
                 f"{'it as ' + name + ' in that file' if name in ('raw', 'references') else 'it in build()'}"
             )
 

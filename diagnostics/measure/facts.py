@@ -107,6 +107,7 @@ class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
         enqueue_us: host time to enqueue a step; on a CPU, time outside kernels.
         kernels: kernels a step, of each sort.
         saved_bytes: memory that forward leaves for backward.
+        partitions, skips: CUDA-graph segments that a graph was cut into, and graphs that none was recorded for.
     """
 
     name: str
@@ -120,6 +121,8 @@ class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float = 0.0
     kernels: dict[str, float] = {}
     saved_bytes: int = 0
+    partitions: int = 0
+    skips: int = 0
     failed: str = ""
 
     def scaled(self, factor: float) -> ArmFacts:

@@ -37,13 +37,16 @@ from opgraft.diagnostics.model import Finding, Location, Remedy
 KIND = "invalid-measurement"
 
 _ADVICE = {
-    "not-deterministic": "make the model repeatable from a seed (no unseeded generator, no uninitialised memory), then measure again",
+    "not-deterministic": "make the model repeatable from a seed, then measure again: no generator of its own, no "
+    "uninitialised memory",
     "mutates-inputs": "write into a copy in the model's forward, then measure again",
     "no-tensor": "let build() give a model whose forward returns a tensor",
     "no-memory": "measure with a smaller batch, or leave arms out with --arms",
     "arm-failed": "run that arm alone to see its whole error, mend it, then measure again",
-    "recompiles": "find the guard that fails with opgraft explain, mark the size dynamic or keep the value fixed, then measure again",
-    "values-differ": "mend the kernel or the reference until they agree (opgraft doctor shows where they part), then measure again",
+    "recompiles": "find the guard that fails with opgraft explain, mark the size dynamic or keep the value fixed, then "
+    "measure again",
+    "values-differ": "mend the kernel or the reference until they agree (opgraft doctor shows where they part), then "
+    "measure again",
     "no-site": "name an op that the model calls, or check that the call is inside what is compiled",
     "throttled": "let the machine cool or lower its load, then measure again",
     "not-checked": "mend the op until it survives a call in eager (opgraft doctor tries it apart), then measure again",

@@ -21,8 +21,8 @@ def act(x):
     return torch.ops.ns.gelu(x)      # a node of the graph
 ```
 
-**Remedies.** `fix-dispatch` (any torch): register the kernel under the backend's own key (CPU, CUDA), take the op out of
-decomposition tables, call it inside the compiled region.
+**Remedies.** `fix-dispatch` (any torch): register the kernel under the backend's own key (CPU, CUDA), take the op out
+of decomposition tables, call it inside the compiled region.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KIND = "kernel-not-run"
 
 def find(problem: Problem, sites: Sequence[Location]) -> Finding:
     if problem.about == "op-still-runs":
-        text = "call the op inside the compiled region, as a node of its own: not under torch.compiler.disable, not inside another op"
+        text = "call the op inside the compiled region, not under torch.compiler.disable and not inside another op"
     else:
         text = "register the kernel under the device's own key and see that no decomposition or pass replaces the op"
     return findings.make(

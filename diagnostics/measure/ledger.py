@@ -1,11 +1,12 @@
 """The ledger: the measured difference between an arm and the compiler, split into terms that say how they are known.
 
-Kernel time is split by who wrote the kernel. With K for kernel time in the step and A for time alone, of a step's calls:
+Kernel time is split by who wrote the kernel. With K for kernel time in the step and A for time alone, of a step's
+calls, K(arm) - K(compiler) is the sum of
 
-    K(arm) - K(compiler) = [A(op) - A(reference)]                         kernel alone
-                         + [op in place - A(op)]                          neighbours
-                         + [generated(arm) - generated(compiler) + A(reference)]   lost fusion, and copies taken out of it
-                         + [library(arm) - library(compiler)]             other kernels
+    kernel alone        A(op) - A(reference)
+    neighbours          op in place - A(op)
+    lost fusion         generated(arm) - generated(compiler) + A(reference), copies taken out and named
+    other kernels       library(arm) - library(compiler)
 
 The reference's own time is inside the compiler's generated kernels, so it is given back there. What host time leaves
 exposed is measured apart, and what then remains of the measured step is ``unexplained``: nothing is fitted to it.
@@ -82,6 +83,16 @@ def make(
                 detail=f"{breaks} a step: their price is in lost fusion and in host time",
             )
         )
+    if own.partitions > base.partitions or own.skips > base.skips:
+        terms.append(
+            LedgerTerm(
+                name="CUDA-graph segments lost",
+                us_per_step=None,
+                how="counted",
+                detail=f"{own.partitions} segments against {base.partitions}, {own.skips} graphs without one against "
+                f"{base.skips}: their price is in host time",
+            )
+        )
     if own.saved_bytes != base.saved_bytes:
         terms.append(
             LedgerTerm(
@@ -147,7 +158,7 @@ def _copies(own: ArmFacts, base: ArmFacts, rate: float) -> list[LedgerTerm]:
 
 
 def lost_bytes(own: ArmFacts, base: ArmFacts, reference: ArmFacts | None) -> float:
-    """Bytes that generated kernels move in the arm beyond those of the compiler's arm, the reference's own taken out."""
+    """Bytes that generated kernels move beyond those of the compiler's arm, the reference's own taken out."""
     return own.bytes() - base.bytes() + (reference.bytes() if reference is not None else 0.0)
 
 

@@ -51,8 +51,8 @@ def find(
     return findings.make(
         KIND,
         "warning" if share >= 0.01 else "note",
-        f"The compiler had fused what stands around {op}: with the op a step moves {data(term.bytes_per_step or 0)} more "
-        f"in {term.launches_per_step or 0:+d} launches{priced}.",
+        f"The compiler had fused what stands around {op}: with the op a step moves "
+        f"{data(term.bytes_per_step or 0)} more in {term.launches_per_step or 0:+d} launches{priced}.",
         sites,
         op=op,
         per_step=calls,

@@ -40,8 +40,8 @@ def name_of(op: Any) -> str:
         ):
             return spec.name
     raise TypeError(
-        f"compare: {op!r} in ops is neither an op nor the name of one: write 'ns::op', torch.ops.ns.op, or Swap(module, "
-        "'function', reference) for a function that is not registered"
+        f"compare: {op!r} in ops is neither an op nor the name of one: write 'ns::op', torch.ops.ns.op, or "
+        "Swap(module, 'function', reference) for a function that is not registered"
     )
 
 

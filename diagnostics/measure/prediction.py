@@ -24,6 +24,9 @@ def predict(rows: Sequence[ArmResult], facts: FactsReading) -> tuple[Prediction,
     row = next((r for r in rows if r.name == "op"), None)
     measured = baseline.step_us / row.ratio if row is not None and row.ratio else None
     foretold = step_us(baseline.step_us, base, own, facts)
+    if foretold <= 0:
+        # The op alone was timed in so much noise that it would save more than the whole step: nothing is foretold.
+        return ()
     error = foretold / measured - 1 if measured else None
     return (Prediction(arm="op", predicted_us=foretold, measured_us=measured, error=error),)
 

@@ -72,7 +72,7 @@ def record(step: Callable[[], Any], device: torch.device, steps: int = 1) -> Pro
 
 def _records(taken: Any) -> Iterator[Record]:
     for event in taken.profiler.kineto_results.events():
-        on_device = event.device_type() == torch.autograd.DeviceType.CUDA
+        on_device = event.device_type().name == "CUDA"
         name = event.name()
         if on_device and _is_annotation(event, name):
             continue

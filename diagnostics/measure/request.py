@@ -61,7 +61,7 @@ def question_for(request: Request, subject: Subject) -> Question:
         swapped = (made,) if isinstance(made, Swap) else tuple(made)
     if not names and not swapped:
         names = ops.discover(subject)
-    raw = raw_of(place, request.raw)
+    raw = raw_of(place, request.raw) if request.arms is None or "raw" in request.arms else ()
     return Question(
         ops=names,
         references=ops.references_for(names, given),
@@ -87,7 +87,14 @@ def raw_of(place: str, name: str | None) -> tuple[Swap, ...]:
     found = _optional(place, name or "raw", required=name is not None)
     if found is None:
         return ()
-    made = found() if callable(found) else found
+    try:
+        made = found() if callable(found) else found
+    except Exception as error:  # a kernel that does not build here: the reader decides whether to go on without it
+        reason = str(error).strip().splitlines()
+        raise LookupError(
+            f"{name or 'raw'}() in {place} fails ({type(error).__name__}: {reason[0] if reason else ''}): mend it, or "
+            "leave that arm out with --arms eager,op"
+        ) from error
     swaps = (made,) if isinstance(made, Swap) else tuple(made) if isinstance(made, (tuple, list)) else ()
     if not swaps or not all(isinstance(one, Swap) for one in swaps):
         if name is None:

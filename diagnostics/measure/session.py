@@ -140,8 +140,8 @@ def check_subject(subject: Subject) -> list[Problem]:
             found.append(
                 Problem(
                     about="not-deterministic",
-                    message="the model gives another result when it is run again from the same seed, so no arm's values "
-                    "can be checked",
+                    message="the model gives another result when it is run again from the same seed, so no arm can be "
+                    "checked",
                     evidence=(f"{where} differs by {error:.3g} of its root mean square between two eager runs",),
                 )
             )
@@ -274,8 +274,8 @@ def check_values(
                 Problem(
                     about="values-differ",
                     arm=name,
-                    message=f"the arm {name} computes something else: {one.where} is off by {one.error:.3g} of its root "
-                    f"mean square, {one.allowed:.3g} is what rounding explains",
+                    message=f"the arm {name} computes something else: {one.where} is off by {one.error:.3g} of its "
+                    f"root mean square, {one.allowed:.3g} is what rounding explains",
                 )
             )
     return result, problems

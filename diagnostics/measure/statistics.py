@@ -174,3 +174,7 @@ def decided(found: Interval | None) -> bool:
 
 def median(values: Sequence[float]) -> float:
     return float(np.median(np.asarray(values))) if len(values) else math.nan
+
+
+def lower_quartile(values: Sequence[float]) -> float:
+    return float(np.quantile(np.asarray(values), 0.25))

@@ -149,7 +149,7 @@ def make_step(subject: Subject, entry: Callable[..., Any]) -> Callable[[], Any]:
 
         def forward() -> Any:
             if mark is not None:
-                mark()
+                mark()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 return entry(*args, **kwargs)
 
@@ -160,7 +160,7 @@ def make_step(subject: Subject, entry: Callable[..., Any]) -> Callable[[], Any]:
 
     def train() -> Any:
         if mark is not None:
-            mark()
+            mark()  # type: ignore[no-untyped-call]
         output = entry(*args, **kwargs)
         backward(output)
         if optimizer is not None:

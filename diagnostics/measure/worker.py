@@ -24,7 +24,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(arguments: list[str]) -> int:
     request_file, result_file, progress_file = (Path(a) for a in arguments)
-    request = msgspec.json.decode(request_file.read_bytes(), type=Request)
+    request: Request = msgspec.json.decode(request_file.read_bytes(), type=Request)
 
     def tell(message: str, share: float) -> None:
         with progress_file.open("a") as out:

@@ -191,8 +191,7 @@ def comparison_html(comparison: Comparison) -> str:
         if (picture := figures.waterfall(ledger)) is not None:
             parts.append(_figure(picture, f"What the difference between {ledger.arm} and the compiler consists of."))
         parts.append(_ledger_html(ledger))
-    for one in comparison.predictions:
-        parts.append(f"<p>{_text(prediction_text(one))}</p>")
+    parts += [f"<p>{_text(prediction_text(one))}</p>" for one in comparison.predictions]
     if comparison.environment:
         listed = ", ".join(f"{key} {value}" for key, value in comparison.environment.items())
         parts.append(f'<p class="environment">Measured on: {_text(listed)}.</p>')

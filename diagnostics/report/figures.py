@@ -41,8 +41,11 @@ def _svg(figure: Any) -> str:
 
 def intervals(comparison: Comparison) -> str | None:
     """Ratios to the compiler with their intervals, the A/A run and the band within which arms count as equal."""
-    rows = [(a.name, a.ratio, a.ratio_low, a.ratio_high, a.verdict) for a in comparison.arms if a.ratio is not None]
-    rows = [r for r in rows if r[2] is not None and r[3] is not None and r[0] != "eager"]
+    rows: list[tuple[str, float, float, float, str | None]] = [
+        (a.name, a.ratio, a.ratio_low, a.ratio_high, a.verdict)
+        for a in comparison.arms
+        if a.ratio is not None and a.ratio_low is not None and a.ratio_high is not None and a.name != "eager"
+    ]
     if comparison.noise_low is not None and comparison.noise_high is not None:
         middle = (comparison.noise_low * comparison.noise_high) ** 0.5
         rows.append(("A/A", middle, comparison.noise_low, comparison.noise_high, None))

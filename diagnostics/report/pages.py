@@ -12,7 +12,7 @@ from pathlib import Path
 from opgraft.diagnostics.kinds import BY_CODE, KINDS, Kind
 
 _ROOT = Path(__file__).resolve().parents[1]
-_FOLDERS = ("diagnose", "conform", "measure")
+_FOLDERS = ("diagnose", "conform", "measure", "diagnose/known")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def pages() -> dict[str, Page]:
     """Every page by code, in the order of the codes. Rules go before checks where both know a kind."""
     found: dict[str, Page] = {}
     for folder in _FOLDERS:
-        for path in sorted((_ROOT / folder).rglob("*.py")):
+        for path in sorted((_ROOT / folder).glob("*.py")):
             for page in _read(path):
                 found.setdefault(page.kind.code, page)
     return {code: found[code] for code in BY_CODE if code in found}
@@ -70,6 +70,14 @@ def write_docs(folder: Path) -> tuple[Path, ...]:
         index.append(f"- [{code} {shown.kind.name}]({code}.md)")
     write_atomically(folder / "README.md", ("\n".join(index) + "\n").encode())
     return (*written, folder / "README.md")
+
+
+def main() -> None:
+    """``python -m opgraft.diagnostics.report.pages docs/rules`` writes the documents."""
+    import sys
+
+    for path in write_docs(Path(sys.argv[1])):
+        print(path)
 
 
 def _read(path: Path) -> Iterator[Page]:
@@ -121,3 +129,7 @@ def _headings(text: str) -> str:
     if code:
         close()
     return "\n".join(out).rstrip()
+
+
+if __name__ == "__main__":
+    main()

@@ -31,7 +31,8 @@ def extension() -> ModuleType:
         extra_include_paths=[str(ROOT / "csrc")],
         extra_cflags=["-O3", "-std=c++20", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
         + (["-DWITH_CUDA"] if cuda else []),
-        extra_cuda_cflags=["-O3", "-std=c++20", "--expt-relaxed-constexpr"],
+        # USE_CUDA makes torch's stable headers declare their CUDA half.
+        extra_cuda_cflags=["-O3", "-std=c++20", "--expt-relaxed-constexpr", "-DUSE_CUDA"],
         build_directory=str(folder),
         with_cuda=cuda,
     )

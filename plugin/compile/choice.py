@@ -147,6 +147,8 @@ class Chooser:
     def _forced(self, site: Site, surroundings: Neighbourhood) -> Decision:
         try:
             measure.verify(surroundings)
+        except measure.UnmeasurableError as error:
+            return Decision(COMPILER, f"not checked: {error}")
         except Exception as error:
             return _failure(error)
         return Decision(KERNEL, 'choose="kernel"')

@@ -33,9 +33,9 @@ def measure(around: Neighbourhood, *, seconds: float, replay_decides: bool = Fal
     """
     with _compat.aside():
         training = around.training
-        reference = around.graph(kernel=False)
-        tensors, exact = _inputs_and_values(around, reference, training)
         try:
+            reference = around.graph(kernel=False)
+            tensors, exact = _inputs_and_values(around, reference, training)
             compiled = _compile(around, tensors, kernel=False)
             beside = checking.outputs_and_gradients(compiled, tensors, training)
         except Exception as error:
@@ -51,12 +51,16 @@ def verify(around: Neighbourhood) -> None:
     """Runs the kernel's form of the surroundings once, uncompiled, and compares it with float64.
 
     Raises:
+        UnmeasurableError: there is nothing to compare with.
         Exception: what the kernel raised, or ``checking.WrongValueError``.
     """
     with _compat.aside():
-        reference = around.graph(kernel=False)
-        tensors, exact = _inputs_and_values(around, reference, around.training)
-        beside = checking.outputs_and_gradients(reference, tensors, around.training)
+        try:
+            reference = around.graph(kernel=False)
+            tensors, exact = _inputs_and_values(around, reference, around.training)
+            beside = checking.outputs_and_gradients(reference, tensors, around.training)
+        except Exception as error:
+            raise UnmeasurableError(f"its reference does not run here ({type(error).__name__})") from error
         kernel = around.graph(kernel=True)
         checking.check(checking.outputs_and_gradients(kernel, tensors, around.training), beside, exact)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -102,7 +104,7 @@ class Neighbourhood:
         for node in self.nodes:
             spec = _spec_of(node)
             if spec is not None and not (kernel and node is self.site.root and not self.site.idiom):
-                table[node].target = spec.reference
+                table[node].target = _as_target(spec)
         if kernel and self.site.idiom:
             put_kernel(_moved(self.site, table), erase=True)
         graph.lint()
@@ -140,6 +142,17 @@ def _name(node: torch.fx.Node) -> str:
         return f".{target}"
     schema = getattr(target, "_schema", None)
     return str(schema.name) if schema is not None else str(getattr(target, "__name__", target))
+
+
+@cache
+def _as_target(spec: registry.OpSpec) -> Callable[..., Any]:
+    """The reference under a name that generated graph code can hold, whatever it is (a lambda, a partial)."""
+
+    def target(*args: Any, **kwargs: Any) -> Any:
+        return spec.reference(*args, **kwargs)
+
+    target.__name__ = target.__qualname__ = "reference_of_" + re.sub(r"\W", "_", spec.name)
+    return target
 
 
 def _moved(site: Site, table: dict[torch.fx.Node, Any]) -> Site:

@@ -79,7 +79,7 @@ class InOrder(CustomGraphPass):
             if isinstance(run, (SitePass, Seal)):
                 run(current)
                 continue
-            saved = copy.deepcopy(current)
+            saved = _copied(current)
             try:
                 run(current)
             except Exception as error:
@@ -103,6 +103,16 @@ class InOrder(CustomGraphPass):
 
     def __hash__(self) -> int:
         return hash(self.passes)
+
+
+def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A copy with everything that Dynamo pins to its nodes, which ``deepcopy`` leaves out."""
+    saved = copy.deepcopy(graph)
+    for old, new in zip(graph.nodes, saved.nodes, strict=True):
+        for name, value in vars(old).items():
+            if name not in vars(new):
+                setattr(new, name, value)
+    return saved
 
 
 def _name(run: Any) -> str:

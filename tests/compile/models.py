@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
 
 import opgraft
+from opgraft.compile import timing
+from opgraft.compile.choice import Chooser
+from opgraft.compile.site import SiteWarning
+from opgraft.compile.store import Store
 
 
 class Perceptron(nn.Module):
@@ -68,5 +75,36 @@ def gradients(model: nn.Module, output: torch.Tensor) -> dict[str, torch.Tensor]
     return found
 
 
-def erf_gelu(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x)
+def without_inductor(function: Any, choose: str, **options: Any) -> Any:
+    """Compiled with the sites served, but run by AOTAutograd's eager backend: for what Inductor has no part in."""
+    chooser = Chooser(choose, Store())
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        for inner in module.modules():
+            if isinstance(inner, torch.fx.GraphModule):
+                chooser.apply(inner.graph)
+                inner.recompile()
+        return aot_eager(module, inputs)
+
+    return torch.compile(function, backend=backend, fullgraph=True, **options)
+
+
+@contextlib.contextmanager
+def one_warning(text: str) -> Iterator[None]:
+    """Exactly one of this package's warnings comes, and it says ``text``."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    (message,) = [str(w.message) for w in caught if issubclass(w.category, SiteWarning)]
+    assert text in message
+
+
+def fake_times(compiler: float, kernel: float) -> Callable[..., timing.Samples]:
+    """In place of ``timing.interleave``: both candidates run once, and the times are given."""
+
+    def interleave(first: Callable[[], None], second: Callable[[], None], **options: Any) -> timing.Samples:
+        first()
+        second()
+        return timing.Samples(((compiler, kernel, kernel, compiler),) * 11)
+
+    return interleave

@@ -16,6 +16,7 @@ from models import captured
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
+# The constant is a literal: with dynamic=True Dynamo hands even math.pi in as an input, whose value no graph shows.
 SAME: dict[str, Function] = {
     "call": lambda x: F.gelu(x, approximate="tanh"),
     "module": lambda x: torch.nn.GELU(approximate="tanh")(x),
@@ -31,7 +32,6 @@ SAME: dict[str, Function] = {
     "alpha": lambda x: 0.5 * x * torch.add(torch.tanh(0.7978845608 * torch.add(x, x**3, alpha=0.044715)), 1),
 }
 
-# A literal, since with dynamic=True Dynamo hands even math.pi in as an input whose value no graph shows.
 OTHER: dict[str, Function] = {
     "erf call": F.gelu,
     "erf written out": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),

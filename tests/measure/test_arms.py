@@ -13,14 +13,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
-import models
-
 from opgraft.diagnostics.measure import ops, session
 from opgraft.diagnostics.measure.arms import make_arm, plan_arms
 from opgraft.diagnostics.measure.compare import Swap, compare
 from opgraft.diagnostics.measure.sites import SiteBackend
 from opgraft.diagnostics.measure.subject import subject_of
 from opgraft.diagnostics.model import Report
+
+import models
 
 # Dynamo and AOTAutograd without code generation: the arms are what is tested here, not their speed.
 FAST: dict[str, Any] = {"backend": "aot_eager"}

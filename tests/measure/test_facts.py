@@ -9,12 +9,12 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-import models
-
 from opgraft.diagnostics.measure import collect, session
 from opgraft.diagnostics.measure.facts import FactsReading
 from opgraft.diagnostics.measure.ledger import lost_bytes
 from opgraft.diagnostics.measure.subject import subject_of
+
+import models
 
 SQUARE = "measuretest::square"
 ROWS, COLUMNS = 256, 1024

@@ -27,8 +27,12 @@ OP = ArmFacts(
 )  # fmt: skip
 REFERENCE = ArmFacts(name="reference", nodes=(node("generated", 4000),), runs=(1.0,))
 FACTS = FactsReading(
-    arms=(COMPILER, OP), reference=REFERENCE, alone_us={"op": 2056, "compiler": 2496}, copy_bytes_per_second=4e12, calls=8
-)  # fmt: skip
+    arms=(COMPILER, OP),
+    reference=REFERENCE,
+    alone_us={"op": 2056, "compiler": 2496},
+    copy_bytes_per_second=4e12,
+    calls=8,
+)
 
 
 def test_the_terms_add_up_to_the_measured_difference() -> None:
@@ -108,8 +112,16 @@ def test_the_paragraph_says_effect_cause_and_advice() -> None:
     assert made is not None
     arms = (
         ArmResult(name="compiler", isolated_us=312, step_us=7300),
-        ArmResult(name="op", isolated_us=257, step_us=8000, ratio=0.9125, ratio_low=0.91, ratio_high=0.915, verdict="SLOWER"),
-    )  # fmt: skip
+        ArmResult(
+            name="op",
+            isolated_us=257,
+            step_us=8000,
+            ratio=0.9125,
+            ratio_low=0.91,
+            ratio_high=0.915,
+            verdict="SLOWER",
+        ),
+    )
     said = prose.paragraph(Comparison(arms=arms, ops=("ns::gelu",), ledgers=(made,)), 8, [])
     assert "1.21x faster alone, 8 calls a step but makes the step 9.6% slower" in said
     assert said.index("saves 440 us") < said.index("you now move 4.3 GB more in 16 more launches")

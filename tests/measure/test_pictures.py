@@ -15,7 +15,9 @@ LEDGER = Ledger(
     arm="op",
     terms=(
         LedgerTerm(name="kernel alone", us_per_step=-440, how="measured"),
-        LedgerTerm(name="lost fusion", us_per_step=1037, how="measured", bytes_per_step=4_300_000_000, launches_per_step=16),
+        LedgerTerm(
+            name="lost fusion", us_per_step=1037, how="measured", bytes_per_step=4_300_000_000, launches_per_step=16
+        ),
         LedgerTerm(name="graph breaks", us_per_step=None, how="counted", detail="<8 a step>"),
         LedgerTerm(name="unexplained", us_per_step=107, how="measured"),
     ),

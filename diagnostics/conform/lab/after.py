@@ -10,10 +10,11 @@ import msgspec
 import torch
 
 from opgraft.diagnostics.conform.doctor import owner
-from opgraft.diagnostics.conform.lab import incidents, met
+from opgraft.diagnostics.conform.lab import functions, incidents, met, recompile, references
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.examine import Plan, examine
 from opgraft.diagnostics.conform.lab.facts import facts_of
+from opgraft.diagnostics.conform.lab.graphs import Graph
 from opgraft.diagnostics.conform.lab.isolate import Send
 from opgraft.diagnostics.conform.lab.met import Book, Met
 from opgraft.diagnostics.conform.lab.tree import map_tensors
@@ -24,13 +25,14 @@ SECONDS_OF_AN_OP = 25.0
 CASES_OF_AN_OP = 6
 
 
-def check_book(book: Book, send: Send, seconds: float) -> None:
-    """Checks every op that was met and sends what was found."""
+def check_book(book: Book, kept: list[Graph], send: Send, seconds: float) -> None:
+    """Checks every op that was met, then the graphs that held one, and sends what was found."""
     stop = time.monotonic() + seconds
-    calls = located(book.calls.values())
+    share_of_ops = seconds * (0.6 if kept else 1.0)
+    calls = located(book.calls.values(), book.events)
     names = list(dict.fromkeys(call.name for call in calls))
     for index, name in enumerate(names):
-        left = stop - time.monotonic()
+        left = stop - time.monotonic() - (seconds - share_of_ops)
         share = min(SECONDS_OF_AN_OP, max(left / (len(names) - index), 1.0))
         if left < 1.0:
             _result(send, CheckResult(op=name, check="all", outcome="not-run", detail="the time for custom ops was up"))
@@ -54,8 +56,9 @@ def check_book(book: Book, send: Send, seconds: float) -> None:
             _finding(send, finding)
         for result in results:
             _result(send, result)
-    for finding in incidents.of_events(book):
+    for finding in (*incidents.of_events(book), *functions.writing_backwards()):
         _finding(send, finding)
+    recompile.check_graphs(kept, send, stop - time.monotonic())
 
 
 def _finding(send: Send, finding: Finding) -> None:
@@ -82,8 +85,12 @@ def _shapes(value: Any) -> tuple[Any, ...]:
     return ()
 
 
-def located(calls: Iterable[Met]) -> list[Met]:
-    """The calls in order, those of compiled code with the place where they were traced, and its ``requires_grad``."""
+def located(calls: Iterable[Met], events: Iterable[dict[str, Any]] = ()) -> list[Met]:
+    """The calls in order, those of compiled code with the place where they were traced, and its ``requires_grad``.
+
+    A call that a compiler pass inserted has the place at which the pass does so.
+    """
+    inserted = {event["name"]: event["where"] for event in events if event["what"] == "inserted"}
     ordered = sorted(calls, key=lambda call: call.order)
     traced = [call for call in ordered if call.how == "traced" and call.location is not None]
     for call in ordered:
@@ -92,7 +99,9 @@ def located(calls: Iterable[Met]) -> list[Met]:
         same_op = [other for other in traced if other.name == call.name]
         alike = [other for other in same_op if _shapes((other.args, other.kwargs)) == _shapes((call.args, call.kwargs))]
         source = next(iter(alike or same_op), None)
-        if source is not None:
+        if source is None:
+            call.location = inserted.get(call.name) or references.insertion(call.name)
+        else:
             call.location = source.location
             if call.how == "compiled" and alike and source.grad:
                 call.args, call.kwargs = _with_flags((call.args, call.kwargs), (source.args, source.kwargs))

@@ -26,6 +26,10 @@ ACCIDENTS = (ZeroDivisionError, IndexError, SystemError, RecursionError, Unbound
 ACCIDENT_WORDS = ("INTERNAL ASSERT FAILED", "CUDA error", "cudaError", "invalid configuration", "illegal memory")
 
 
+# After one of these errors the device is of no use to this process any more.
+LOST_CONTEXT = ("misaligned address", "illegal memory access", "unspecified launch failure", "device-side assert")
+
+
 class NotApplicable(Exception):  # noqa: N818 - no error: the check has nothing to say about this op
     """A check that does not concern this op, with the reason."""
 
@@ -74,6 +78,7 @@ class Bench:
     Attributes:
         cases: the calls to start from, each of which the op accepts.
         announce: says what is called next, before it is.
+        lost: is told when an error has taken the device's context; it need not come back.
         avoid: keys of calls that took an earlier process down.
         recorded: the calls are those of a real run; what the run did not meet is then at most a note.
         deadline: ``time.monotonic()`` at which a check should come to an end.
@@ -83,6 +88,7 @@ class Bench:
     facts: OpFacts
     cases: tuple[Case, ...]
     announce: Callable[[str, str, str], None] = lambda key, change, text: None
+    lost: Callable[[str], None] = lambda text: None
     avoid: frozenset[str] = frozenset()
     recorded: bool = False
     thorough: bool = False
@@ -159,7 +165,11 @@ class Bench:
                 if case.autocast:
                     stack.enter_context(torch.autocast(self.device.type, dtype=getattr(torch, case.autocast)))
                 outputs = (function or self.op)(*args, **kwargs)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()
         except Exception as error:
+            if any(word in str(error) for word in LOST_CONTEXT):
+                self.lost(str(error))
             return Result(None, args, kwargs, error, tuple(zones))
         return Result(outputs, args, kwargs, None, tuple(zones))
 

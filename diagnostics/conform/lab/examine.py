@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ MEMORY_BYTES = 6 << 30
 SILENCE_SECONDS = 5.0
 COMPILE_SECONDS = 60.0
 ATTEMPTS = 8
+# Exit code of a fork whose device context an op has taken away.
+LOST_CODE = 86
 # Checks that say something about an op which takes no call that is known.
 WITHOUT_CALLS = ("missing-kernel", "bad-schema")
 # Elements of a sample that is used by default; more with ``thorough``.
@@ -86,7 +89,8 @@ def accepted(plan: Plan, bench: Bench) -> tuple[tuple[Case, ...], str]:
                 found.append(case)
                 continue
             result = bench.real(case)
-            if result.ok:
+            # torch itself refuses results that share memory: that is a fault, and no wrong guess.
+            if result.ok or "must not also be an input" in str(result.error):
                 found.append(case)
             else:
                 last = f"the last guess at a call was refused: {sentence(result.error)}" if guessed else sentence(result.error)
@@ -139,8 +143,12 @@ def _work(plan: Plan, todo: tuple[Check, ...], avoid: frozenset[str], share: Cal
         def announce(key: str, change: str, text: str) -> None:
             send({"say": "call", "key": key, "change": change, "text": text})
 
+        def lost(text: str) -> None:
+            send({"say": "lost", "text": text.splitlines()[0]})
+            os._exit(LOST_CODE)
+
         bench = Bench(
-            facts=plan.facts, cases=(), announce=announce, avoid=avoid, recorded=plan.recorded,
+            facts=plan.facts, cases=(), announce=announce, lost=lost, avoid=avoid, recorded=plan.recorded,
             thorough=plan.thorough, met=plan.met,
         )
         send({"say": "check", "check": ""})
@@ -200,6 +208,7 @@ class _Notes:
     key: str = ""
     change: str = ""
     text: str = ""
+    lost: str = ""
 
 
 def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...]]:
@@ -216,6 +225,8 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
             notes.check, notes.key, notes.change = message["check"], "", ""
         elif say == "call":
             notes.key, notes.change, notes.text = message["key"], message["change"], message["text"]
+        elif say == "lost":
+            notes.lost = message["text"]
         elif say == "finding":
             notes.findings.append(msgspec.convert(message["finding"], Finding))
         elif say == "result":
@@ -274,6 +285,8 @@ def _fatal(plan: Plan, notes: _Notes, ending: Ending) -> None:
     kind = CRASH_KINDS.get(notes.change, "out-of-bounds")
     if notes.change == "fake":
         kind = "composite-kernel" if plan.facts.is_composite else "fake-mismatch"
+    elif ending.how == "exit" and notes.lost:
+        ending, notes.lost = Ending("exit", LOST_CODE, f"the device reports: {notes.lost}"), ""
     elif ending.how in ("silent", "exit"):
         kind = "empty-input" if notes.change == "empty" else "wrong-value"
     arguments, _, source = notes.text.partition("\n")

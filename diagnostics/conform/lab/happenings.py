@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from opgraft.diagnostics.conform.lab import site
-from opgraft.diagnostics.conform.lab.tap import Listener, wrap
+from opgraft.diagnostics.conform.lab.tap import TORCH_NAMESPACES, Listener, wrap
 from opgraft.diagnostics.model import Location
 
 
@@ -93,6 +93,14 @@ def watch(torch: ModuleType, listener: Listener) -> None:
 
         return _engine_run_backward
 
+    def around_node(original: Any) -> Any:
+        def call_function(self: Any, the_function: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(the_function, torch._ops.OpOverload) and the_function.namespace not in TORCH_NAMESPACES:
+                note("inserted", _here(), name=the_function._schema.name)
+            return original(self, the_function, *args, **kwargs)
+
+        return call_function
+
     def around_save(original: Any) -> Any:
         def save(*args: Any, **kwargs: Any) -> Any:
             note("exported", _here())
@@ -115,4 +123,5 @@ def watch(torch: ModuleType, listener: Listener) -> None:
     wrap(library.Library, "__init__", around_library, listener)
     wrap(torch._ops._OpNamespace, "__getattr__", around_lookup, listener)
     wrap(torch.autograd, "_engine_run_backward", around_backward, listener)
+    wrap(torch.fx.Graph, "call_function", around_node, listener)
     wrap(getattr(torch, "export", None), "save", around_save, listener)

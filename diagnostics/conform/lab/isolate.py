@@ -42,6 +42,8 @@ class Ending:
             name = signal.Signals(self.code).name if self.code in set(signal.Signals) else f"signal {self.code}"
             hint = {"SIGSEGV": ", a read or write of memory that is not its own", "SIGFPE": ", a division by zero"}
             return f"the process died of {name}{hint.get(name, '')}"
+        if self.how == "exit" and self.detail:
+            return self.detail
         if self.how == "exit":
             return f"the op ended the process with exit code {self.code}"
         return {"silent": "the op did not come back", "timeout": "the time was up"}.get(self.how, "")

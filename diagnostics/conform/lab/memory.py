@@ -43,7 +43,7 @@ def fresh(tensor: torch.Tensor) -> torch.Tensor:
         copy = source.clone()
     else:
         elements, offset = span(source), _offset(source)
-        if elements * source.element_size() > SPARSE_BYTES and source.device.type == "cpu":
+        if elements * source.element_size() > SPARSE_BYTES:
             copy = _sparse(source, elements, offset)
         else:
             storage = torch.empty(offset + elements, dtype=source.dtype, device=source.device)
@@ -55,8 +55,11 @@ def fresh(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sparse(source: torch.Tensor, elements: int, offset: int) -> torch.Tensor:
-    pages = mmap.mmap(-1, (offset + elements) * source.element_size())
-    storage = torch.frombuffer(pages, dtype=source.dtype)
+    if source.device.type == "cpu":
+        pages = mmap.mmap(-1, (offset + elements) * source.element_size())
+        storage = torch.frombuffer(pages, dtype=source.dtype)
+    else:
+        storage = torch.empty(offset + elements, dtype=source.dtype, device=source.device)
     copy = storage.as_strided(source.shape, source.stride(), offset)
     copy.copy_(source)
     return copy

@@ -39,6 +39,11 @@ CHECKS: tuple[str, ...] = (
     "compiled",
     "layout_copy",
     "functional_copy",
+    "wrong_stream",
+    "hidden_sync",
+    "unchecked_launch",
+    "wrong_device",
+    "cudagraph_skip",
 )
 # What costs a compile, or asks about more than one call needs: left out for calls that were met in a run.
 ON_REQUEST = frozenset(

@@ -57,6 +57,7 @@ _TEXT: dict[str, tuple[str, str]] = {
         "it is kept in order and never merged",
     ),
     "pass-state": ("hand the state in and out as tensors", ""),
+    "keep-on-device": ("keep the work on the device: nothing that the host waits for or allocates in the op", ""),
     "leave-it": ("leave it as it is", ""),
     "add-autocast-rule": (
         "give the op an autocast rule: op.register_autocast('cuda', torch.bfloat16), or cast in a wrapper",

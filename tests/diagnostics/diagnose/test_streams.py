@@ -1,0 +1,92 @@
+"""Stored event streams of larger programs, of several torch versions, give the reports that were checked by hand.
+
+How each was checked: the program was read line by line with ``TORCH_LOGS=graph_breaks,recompiles`` beside it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opgraft.diagnostics.collect.events import read_events, write_events
+from opgraft.diagnostics.diagnose.report import diagnose
+from opgraft.diagnostics.model import Finding
+
+STREAMS = Path(__file__).parents[1] / "streams"
+
+TRAINING = [
+    ("recompile", "training.py", 22, 8, 1),  # self.average is a new float at every call, up to torch's limit of 8
+    ("data-branch", "training.py", 25, 15, 0),  # torch.isnan(loss)
+    ("host-read", "training.py", 22, 8, 0),  # loss.item()
+]
+EXPECTED = {
+    # Prompt of 8 tokens, then one at a time, then the cache grows: two recompiles and no break.
+    "llama-2.13.0": [("recompile", "generic.py", 933, 1, 0), ("recompile", "generic.py", 933, 1, 0)],
+    "mamba-2.13.0": [],
+    "mixtral-2.13.0": [
+        ("data-dependent-shape", "modeling_mixtral.py", 79, 10, 3),  # which experts were hit
+        ("other-break", "output_capturing.py", 256, 1, 1),  # a dict comprehension over an iterator of keys
+        ("data-branch", "modeling_mixtral.py", 83, 1, 1),  # `if expert_idx == self.num_experts` in the loop
+        ("recompile", "activations.py", 103, 1, 0),  # every expert gets another number of tokens
+    ],
+    "gnn-2.13.0": [
+        ("recompile", "loop.py", 103, 21, 0),  # the number of nodes and of edges changes with every graph
+        ("data-dependent-shape", "loop.py", 650, 12, 0),  # edge_index[:, mask]
+        ("data-dependent-shape", "loop.py", 113, 10, 0),
+        ("data-dependent-shape", "gnn.py", 17, 2, 0),  # (distances < 1.0).nonzero()
+        ("recompile", "num_nodes.py", 16, 2, 0),
+        ("recompile", "num_nodes.py", 16, 1, 0),
+    ],
+    "training-2.13.0": TRAINING,
+    "training-2.14.1": TRAINING,
+    "training-2.15.0": TRAINING,
+}
+
+
+def summary(found: Finding) -> tuple[str, str, int, int, int]:
+    place = found.location
+    return found.kind, Path(place.path).name, place.line, found.counts.compiles, found.counts.frames_skipped
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_stored_stream(name: str) -> None:
+    report = diagnose(read_events(STREAMS / f"{name}.jsonl"))
+    assert [summary(found) for found in report.findings] == EXPECTED[name]
+    assert report.torch.partition("+")[0] == name.rpartition("-")[2]
+
+
+def test_every_finding_names_a_line_that_the_reader_can_change() -> None:
+    for path in STREAMS.glob("*.jsonl"):
+        for found in diagnose(read_events(path)).findings:
+            assert "/site-packages/torch/" not in found.location.path
+            assert found.location.text.strip()
+
+
+def test_a_stream_that_was_cut_off_is_read_up_to_the_cut(tmp_path: Path) -> None:
+    whole = (STREAMS / "training-2.13.0.jsonl").read_bytes()
+    (tmp_path / "cut.jsonl").write_bytes(whole[: len(whole) // 2])
+    assert diagnose(read_events(tmp_path / "cut.jsonl")).findings
+    (tmp_path / "garbage.jsonl").write_bytes(b"\x00\xff{]\n" + whole)
+    assert diagnose(read_events(tmp_path / "garbage.jsonl")) == diagnose(read_events(STREAMS / "training-2.13.0.jsonl"))
+
+
+def test_saved_and_loaded_events_are_equal(tmp_path: Path) -> None:
+    events = list(read_events(STREAMS / "gnn-2.13.0.jsonl"))
+    write_events(tmp_path / "copy.jsonl", events)
+    assert list(read_events(tmp_path / "copy.jsonl")) == events
+
+
+def test_diagnosis_and_reports_do_not_import_torchs_compiler(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from opgraft.diagnostics.collect.events import read_events\n"
+        "from opgraft.diagnostics.diagnose.report import diagnose\n"
+        "from opgraft.diagnostics.report import html, json, markdown, sarif\n"
+        f"report = diagnose(read_events(Path({str(STREAMS / 'mixtral-2.13.0.jsonl')!r})))\n"
+        "html.to_html(report); json.to_bytes(report); markdown.to_markdown(report); sarif.to_sarif(report)\n"
+        "assert 'torch._dynamo' not in sys.modules and 'torch._inductor' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
