@@ -107,7 +107,7 @@ def owner(spec: Any) -> str:
 def report(findings: Iterable[Finding], results: Iterable[CheckResult], device: torch.device) -> Report:
     return Report(
         opgraft=version(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         device=str(device),
         findings=settle(findings),
         checks=tuple(results),

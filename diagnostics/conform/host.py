@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -106,8 +107,6 @@ def import_named(name: str) -> None:
 
         torch.ops.load_library(name)
     elif name.endswith(".py"):
-        import importlib.util
-
         path = Path(name).resolve()
         sys.path.insert(0, str(path.parent))
         spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -22,6 +22,7 @@ from opgraft.diagnostics.conform.lab.graphs import Graph
 from opgraft.diagnostics.conform.lab.met import Book, Met
 
 SECONDS = 70.0
+SECONDS_BEFORE_LOSS = 15.0
 
 
 def install(recording: Path) -> Callable[[], None]:
@@ -46,6 +47,18 @@ def install(recording: Path) -> Callable[[], None]:
         stream.flush()
 
     listener = tap.Listener(book, journal)
+
+    def before_loss(names: frozenset[str]) -> None:
+        gone = {key: call for key, call in book.calls.items() if call.name in names}
+        if gone:
+            for key in gone:
+                del book.calls[key]
+            for counted in list(listener.counts):
+                if counted.partition("|")[0] in names:
+                    del listener.counts[counted]
+            _check(Book(calls=gone, events=list(book.events)), [], stream, SECONDS_BEFORE_LOSS)
+
+    listener.before_loss = before_loss
 
     def begin(torch: ModuleType) -> None:
         tap.hide_from_compiler((tap, met, site, happenings, graphs, places, _compat, sys.modules[__name__]))
@@ -75,7 +88,7 @@ def install(recording: Path) -> Callable[[], None]:
     return stop
 
 
-def _check(book: Book, kept: list[Graph], stream: Any) -> None:
+def _check(book: Book, kept: list[Graph], stream: Any, seconds: float = SECONDS) -> None:
     """Runs the checks in a fork and writes what they say."""
     if not isolate.can_fork():
         stream.write(json.dumps({"say": "not-run", "why": "CUDA is in use in the program: its ops were not run again"}) + "\n")
@@ -83,15 +96,17 @@ def _check(book: Book, kept: list[Graph], stream: Any) -> None:
         return
 
     def work(send: isolate.Send) -> None:
+        # libgomp's threads did not come along with the fork: a parallel region would wait for them forever.
+        sys.modules["torch"].set_num_threads(1)
         from opgraft.diagnostics.conform.lab.after import check_book
 
-        check_book(book, kept, send, SECONDS)
+        check_book(book, kept, send, seconds)
 
     def receive(message: isolate.Message) -> None:
         stream.write(json.dumps(message) + "\n")
         stream.flush()
 
-    ending = isolate.run_isolated(work, receive, seconds=SECONDS + 15.0)
+    ending = isolate.run_isolated(work, receive, seconds=seconds + 15.0)
     if ending.how != "done":
         why = ending.detail.strip().splitlines()[-1:] or [ending.sentence]
         receive({"say": "not-run", "why": f"custom ops were not checked to the end: {why[0]}", "detail": ending.detail})

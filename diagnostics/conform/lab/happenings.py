@@ -63,6 +63,15 @@ def watch(torch: ModuleType, listener: Listener) -> None:
 
         return __init__
 
+    def around_destroy(original: Any) -> Any:
+        def _destroy(self: Any) -> None:
+            if listener.on and _here() is not None:
+                # The op is defined anew: what was met of the old one is checked while that is still there.
+                listener.before_loss(frozenset(getattr(self, "_op_defs", ())))
+            original(self)
+
+        return _destroy
+
     def around_lookup(original: Any) -> Any:
         def __getattr__(self: Any, op_name: str) -> Any:
             try:
@@ -121,6 +130,7 @@ def watch(torch: ModuleType, listener: Listener) -> None:
     wrap(library, "infer_schema", around_schema, listener)
     wrap(library.Library, "define", around_define, listener)
     wrap(library.Library, "__init__", around_library, listener)
+    wrap(library.Library, "_destroy", around_destroy, listener)
     wrap(torch._ops._OpNamespace, "__getattr__", around_lookup, listener)
     wrap(torch.autograd, "_engine_run_backward", around_backward, listener)
     wrap(torch.fx.Graph, "call_function", around_node, listener)

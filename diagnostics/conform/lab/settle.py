@@ -15,7 +15,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "missing-fake": ("fake-mismatch", "fake-specializes", "compiler-bug", "not-exportable", "cache-bypass"),
     "autocast": ("fake-mismatch", "compiler-bug"),
     "undeclared-mutation": (
-        "dropped-effect", "unstable-result", "wrong-gradient", "double-backward", "compiler-bug", "stale-cache",
+        "dropped-effect", "unstable-result", "wrong-gradient", "double-backward", "compiler-bug",
         "output-alias", "layout-assumed", "precision", "missing-autograd", "fake-mismatch", "kernel-not-run",
     ),
     "output-alias": ("fake-mismatch", "compiler-bug", "missing-autograd", "wrong-gradient", "functional-copy"),

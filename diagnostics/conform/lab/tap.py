@@ -57,7 +57,7 @@ class Listener:
         self.on = True
         self.undo: list[Callable[[], None]] = []
         self.counts: dict[str, int] = {}
-        self.errors: set[Any] = set()
+        self.before_loss: Callable[[frozenset[str]], None] = lambda names: None
 
     # ---- calls
 
