@@ -76,6 +76,7 @@ def broken_step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def steady_ratios(rounds: int, steps: int = 200) -> tuple[list[float], float]:
     """Watched over plain, one ratio an ABBA block, and the plain step in microseconds."""
+    torch.set_num_threads(1)
     x, weight = torch.randn(192, 320), torch.randn(320, 320)
     step = torch.compile(broken_step, backend="eager")
     for _ in range(20):
