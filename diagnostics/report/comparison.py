@@ -179,7 +179,7 @@ def comparison_html(comparison: Comparison) -> str:
     """
     from opgraft.diagnostics.report import figures
 
-    parts = ['<section class="comparison">', "<h2>With the op and without it</h2>"]
+    parts = ['<section class="comparison">']
     if comparison.sentence:
         parts.append(f'<p class="verdict">{_text(comparison.sentence)}</p>')
     if comparison.arms:
