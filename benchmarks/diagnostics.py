@@ -4,7 +4,7 @@ Cold compile: the same model is compiled in fresh processes with fresh caches, w
 ``explain``, in pairs whose order alternates. Steady state: one process, a compiled step of about 1 ms with one break
 in it, blocks of steps with and without ``watch()`` in ABBA order. Printed are the ratios of the pairs with a 95 %
 interval (order statistics of the median), the machine and the versions. The bounds that the project sets itself: 1.1
-and 1.01. """
+and 1.01."""
 
 from __future__ import annotations
 
