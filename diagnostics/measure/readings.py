@@ -37,9 +37,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         "no-site",
         "process-failed",
         "not-checked",
-        "one-process",
         "throttled",
-        "hot-cache",
     ]
     message: str
     arm: str = ""
@@ -49,7 +47,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def voids(self) -> bool:
         """True where no verdict may be given while this stands."""
-        return self.about not in ("arm-failed", "no-reference-values", "process-failed", "one-process", "hot-cache")
+        return self.about not in ("arm-failed", "no-memory", "no-reference-values", "process-failed")
 
 
 class ArmReading(msgspec.Struct, frozen=True, kw_only=True):
