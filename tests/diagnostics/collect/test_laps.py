@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from opgraft.diagnostics.collect.laps import ENTRY, Call, find_period, summarise
 from opgraft.diagnostics.diagnose.cost import median_interval
 
