@@ -121,7 +121,7 @@ def _reason(term: LedgerTerm) -> str:
         moved = f" you now move {data(term.bytes_per_step)} more" if term.bytes_per_step else ""
         launches = f" in {term.launches_per_step} more launches" if term.launches_per_step else ""
         return f"The compiler had fused what stands around it;{moved}{launches}: {amount} a step{_priced(term)}."
-    return f"{term.name[0].upper()}{term.name[1:]} {'saves' if saved else 'costs'} {amount} a step{_priced(term)}."
+    return f"{term.name[0].upper()}{term.name[1:]}: {amount} a step {'saved' if saved else 'lost'}{_priced(term)}."
 
 
 def _priced(term: LedgerTerm) -> str:

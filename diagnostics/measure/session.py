@@ -206,8 +206,8 @@ def _recompiles(name: str) -> Problem:
 def _throttled(held: int, blocks: int) -> Problem:
     return Problem(
         about="throttled",
-        message=f"the device was throttled by heat or by its hardware in {held} of {blocks} blocks, also when they were "
-        "done again: the arms did not run at one speed",
+        message=f"the device was throttled by heat or by its hardware in {held} of {blocks} blocks, also when they "
+        "were done again: the arms did not run at one speed",
     )
 
 
@@ -500,6 +500,7 @@ def _reading(
         launches=len(on_device) / profile.steps if profile is not None and on_device else None,
         busy_us=busy_us(on_device) / profile.steps if profile is not None and on_device else None,
         op_runs=runs.get(arm.name, {}),
+        op_calls={} if profile is None else {op: profile.count(op.split(".")[0]) for op in runs.get(arm.name, {})},
         error=error.error if error is not None else None,
         allowed=error.allowed if error is not None else None,
         compile_seconds=timings[arm.name][0] if arm.name in timings and arm.plan.compiled else None,
