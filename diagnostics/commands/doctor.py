@@ -11,10 +11,13 @@ import typer
 def doctor(
     ops: Annotated[list[str], typer.Argument(metavar="ns::op ...", help="The ops to examine.")],
     imports: Annotated[
-        list[str] | None, typer.Option("--import", metavar="MODULE", help="Module, .py file or .so that registers them.")
+        list[str] | None,
+        typer.Option("--import", metavar="MODULE", help="Module, .py file or .so that registers them."),
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as an HTML page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as an HTML page.")
+    ] = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="More inputs, larger ones, and more time.")] = False,
     sanitizer: Annotated[
         bool, typer.Option("--sanitizer", help="Run under compute-sanitizer, where it is installed.")
@@ -29,8 +32,15 @@ def doctor(
 
     raise typer.Exit(
         run(
-            tuple(ops), imports=tuple(imports or ()), json=json, html=html, thorough=thorough, sanitizer=sanitizer,
-            device=device, seconds=seconds, console=Console(),
+            tuple(ops),
+            imports=tuple(imports or ()),
+            json=json,
+            html=html,
+            thorough=thorough,
+            sanitizer=sanitizer,
+            device=device,
+            seconds=seconds,
+            console=Console(),
         )
     )
 

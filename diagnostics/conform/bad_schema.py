@@ -27,8 +27,24 @@ from opgraft.diagnostics.conform.lab.bench import Bench, Fault
 KIND = "bad-schema"
 LAYOUT_TAGS = ("flexible_layout", "needs_contiguous_strides", "needs_exact_strides", "needs_fixed_stride_order")
 CARRIED = (
-    "Tensor", "SymInt", "int", "float", "bool", "str", "Scalar", "number", "ScalarType", "Layout", "Device",
-    "MemoryFormat", "Generator", "complex", "Storage", "Stream", "t", "Any",
+    "Tensor",
+    "SymInt",
+    "int",
+    "float",
+    "bool",
+    "str",
+    "Scalar",
+    "number",
+    "ScalarType",
+    "Layout",
+    "Device",
+    "MemoryFormat",
+    "Generator",
+    "complex",
+    "Storage",
+    "Stream",
+    "t",
+    "Any",
 )
 
 

@@ -63,5 +63,7 @@ def check(bench: Bench) -> Iterator[Fault]:
         words = trial(bench, case)
         if words:
             remedies = ("keep-on-device", "leave-it")
-            yield Fault(f"{bench.name} {words}", case, remedies=remedies, severity="warning" if "cannot" in words else "error")
+            yield Fault(
+                f"{bench.name} {words}", case, remedies=remedies, severity="warning" if "cannot" in words else "error"
+            )
             return

@@ -42,8 +42,10 @@ def _other_values(case: Case, seed: int) -> Case:
             return (torch.randn(tensor.shape, generator=generator) * scale).to(tensor)
         if tensor.dtype == torch.bool:
             return (torch.rand(tensor.shape, generator=generator) > 0.5).to(tensor.device)
-        return tensor.detach().flatten()[torch.randint(0, max(tensor.numel(), 1), (tensor.numel(),), generator=generator)].view(
-            tensor.shape
+        return (
+            tensor.detach()
+            .flatten()[torch.randint(0, max(tensor.numel(), 1), (tensor.numel(),), generator=generator)]
+            .view(tensor.shape)
         )
 
     args, kwargs = map_tensors(one, (case.args, case.kwargs))
@@ -61,7 +63,8 @@ def check(bench: Bench) -> Iterator[Fault]:
     for case in bench.usable(iter(bench.cases)):
         fake = bench.fake(case)
         unknown = any(
-            (isinstance(said, Promise) and None in said.shape) or isinstance(said, torch.SymInt) for said in fake.promises
+            (isinstance(said, Promise) and None in said.shape) or isinstance(said, torch.SymInt)
+            for said in fake.promises
         )
         refused = fake.error is not None and "DynamicOutputShape" in type(fake.error).__name__
         if not unknown and not refused:

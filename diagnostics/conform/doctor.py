@@ -56,7 +56,9 @@ def cases_of(samples: Iterable[Any] | None) -> tuple[Case, ...]:
         elif isinstance(sample, (tuple, list)):
             found.append(Case(tuple(sample), {}, "sample", f"sample {index}"))
         else:
-            raise TypeError(f"doctor: sample {index} is a {type(sample).__name__}, expected a tuple of arguments or a Sample")
+            raise TypeError(
+                f"doctor: sample {index} is a {type(sample).__name__}, expected a tuple of arguments or a Sample"
+            )
     return tuple(found)
 
 

@@ -23,9 +23,9 @@ from collections.abc import Iterator
 import torch
 
 from opgraft.diagnostics.conform.lab import vary
-from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
 from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.conform.lab.gradients import gradients, steady
+from opgraft.diagnostics.conform.lab.gradients import gradients, no_engine, steady
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
 from opgraft.diagnostics.conform.missing_autograd import lost, requiring
 
@@ -55,6 +55,8 @@ def second(bench: Bench, case: Case) -> tuple[str, BaseException | None]:
             if total.requires_grad:
                 found = torch.autograd.grad(total, leaf, allow_unused=True)
     except Exception as error:
+        if no_engine(error):
+            raise NotRun("torch runs no second backward in a fork of a process that has run a first one") from error
         return "", error
     for which, tensor in enumerate(leaf):
         direction = steady(tensor, 9)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
 from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.conform.lab.gradients import Cotangent, gradients, steady
+from opgraft.diagnostics.conform.lab.gradients import Cotangent, differentiate, gradients, steady
 from opgraft.diagnostics.conform.lab.settle import CALLS
 from opgraft.diagnostics.conform.lab.tree import tensors
 from opgraft.diagnostics.conform.missing_autograd import lost, requiring
@@ -77,7 +77,8 @@ def ops_in_backward(bench: Bench, case: Case) -> list[str]:
     if not result.ok or not outputs:
         return []
     with contextlib.suppress(Exception), names:
-        torch.autograd.backward(outputs, [steady(out) for out in outputs])
+        given = [tensor for tensor in tensors((result.args, result.kwargs)) if tensor.requires_grad and tensor.is_leaf]
+        differentiate(outputs, given, [steady(out) for out in outputs])
     return names.found
 
 
@@ -103,7 +104,10 @@ def check(bench: Bench) -> Iterator[Fault]:
                 yield Fault(
                     f"{bench.name}: the backward reads its incoming gradient as dense; with one that is {words} it {off}",
                     case,
-                    evidence=("the same incoming gradient made contiguous: right", *(f"{CALLS} {name}" for name in inner)),
+                    evidence=(
+                        "the same incoming gradient made contiguous: right",
+                        *(f"{CALLS} {name}" for name in inner),
+                    ),
                     tail="{call}.sum().backward()",
                 )
                 return

@@ -55,8 +55,13 @@ def examine_elsewhere(
         request.write_text(
             json.dumps(
                 {
-                    "ops": list(ops), "imports": list(imports), "libraries": libraries, "device": device,
-                    "thorough": thorough, "seconds": seconds, "cases": saved,
+                    "ops": list(ops),
+                    "imports": list(imports),
+                    "libraries": libraries,
+                    "device": device,
+                    "thorough": thorough,
+                    "seconds": seconds,
+                    "cases": saved,
                 }
             )
         )
@@ -152,8 +157,13 @@ def main(request: dict[str, Any], answer: Path) -> int:
             else:
                 findings, results = examine(
                     Plan(
-                        facts=facts, cases=cases, device=torch.device(request["device"]), thorough=request["thorough"],
-                        seconds=request["seconds"], fresh=True, distribution=owner(facts.spec),
+                        facts=facts,
+                        cases=cases,
+                        device=torch.device(request["device"]),
+                        thorough=request["thorough"],
+                        seconds=request["seconds"],
+                        fresh=True,
+                        distribution=owner(facts.spec),
                     )
                 )
                 part = Answer(findings, results)

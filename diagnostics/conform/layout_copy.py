@@ -28,7 +28,9 @@ def check(bench: Bench) -> Iterator[Fault]:
     if tag == "flexible_layout":
         raise NotApplicable("the op takes any layout")
     if not bench.thorough and tag != "needs_contiguous_strides":
-        raise NotApplicable(f"the rule {tag} asks for the layout of eager, which a copy is made for in larger graphs only")
+        raise NotApplicable(
+            f"the rule {tag} asks for the layout of eager, which a copy is made for in larger graphs only"
+        )
     for base in bench.cases[:1]:
         for case in bench.usable(iter(list(vary.layouts(base))[:1])):
             made = compiled(bench, case, "inductor", neighbours=True)

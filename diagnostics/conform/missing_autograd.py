@@ -18,6 +18,7 @@ import torch
 
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
 from opgraft.diagnostics.conform.lab.case import Case
+from opgraft.diagnostics.conform.lab.gradients import differentiate
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
 
 KIND = "missing-autograd"
@@ -48,7 +49,11 @@ def lost(bench: Bench, case: Case) -> str:
     if not bench.facts.has_autograd:
         # In eager the tape may follow torch ops inside a Python kernel; the compiler sees the op alone.
         results = [out for out in tensors(bench.real(case).outputs) if differentiable(out)]
-        return "loses the gradient: it has no autograd formula, and a compiled model gets none through it" if results else ""
+        return (
+            "loses the gradient: it has no autograd formula, and a compiled model gets none through it"
+            if results
+            else ""
+        )
     result = bench.real(case, grad=True)
     if not result.ok:
         told = any(word in str(result.error) for word in WORDS)
@@ -59,8 +64,9 @@ def lost(bench: Bench, case: Case) -> str:
     if not any(out.requires_grad for out in results):
         return "loses the gradient: no result requires grad though an input does"
     kept = [out for out in results if out.requires_grad]
+    given = [tensor for tensor in tensors((result.args, result.kwargs)) if tensor.requires_grad and tensor.is_leaf]
     try:
-        torch.autograd.backward([out.real.sum() for out in kept])
+        differentiate(kept, given, [torch.ones_like(out) for out in kept])
     except Exception as error:
         if any(word in str(error) for word in WORDS):
             return "has no autograd formula: the backward ends in an error"

@@ -91,7 +91,9 @@ def install(recording: Path) -> Callable[[], None]:
 def _check(book: Book, kept: list[Graph], stream: Any, seconds: float = SECONDS) -> None:
     """Runs the checks in a fork and writes what they say."""
     if not isolate.can_fork():
-        stream.write(json.dumps({"say": "not-run", "why": "CUDA is in use in the program: its ops were not run again"}) + "\n")
+        stream.write(
+            json.dumps({"say": "not-run", "why": "CUDA is in use in the program: its ops were not run again"}) + "\n"
+        )
         stream.flush()
         return
 

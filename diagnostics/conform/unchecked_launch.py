@@ -63,5 +63,7 @@ def check(bench: Bench) -> Iterator[Fault]:
                 except RuntimeError as error:
                     trouble = f"leaves its error to the next op: {sentence(error)}"
             if trouble:
-                yield Fault(f"{bench.name} {trouble}: a launch failed", case, evidence=(f"called with {describe(case)}",))
+                yield Fault(
+                    f"{bench.name} {trouble}: a launch failed", case, evidence=(f"called with {describe(case)}",)
+                )
                 return

@@ -96,8 +96,12 @@ def against_reference(bench: Bench, case: Case) -> str:
     if error is not None or trouble is not None:
         return ""
     pairs = list(zip(ours, theirs, strict=False))
-    left = [torch.zeros(()) if a is None and b is None else a if a is not None else torch.zeros_like(b) for a, b in pairs]  # type: ignore[arg-type]
-    right = [torch.zeros(()) if a is None and b is None else b if b is not None else torch.zeros_like(a) for a, b in pairs]  # type: ignore[arg-type]
+    left = [
+        torch.zeros(()) if a is None and b is None else a if a is not None else torch.zeros_like(b) for a, b in pairs
+    ]  # type: ignore[arg-type]
+    right = [
+        torch.zeros(()) if a is None and b is None else b if b is not None else torch.zeros_like(a) for a, b in pairs
+    ]  # type: ignore[arg-type]
     words = bench.disagree(left, right, case)
     return f"gradient differs from the reference's: {words}" if words else ""
 

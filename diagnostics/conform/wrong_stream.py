@@ -41,7 +41,9 @@ def trial(bench: Bench, case: Case) -> str:
     sources = [tensor.clone() for tensor in targets]
     for target in targets:
         target.zero_()
-    bench.op(*map_tensors(torch.clone, args), **map_tensors(torch.clone, kwargs))  # warm: no lazy loading behind the sleep
+    bench.op(
+        *map_tensors(torch.clone, args), **map_tensors(torch.clone, kwargs)
+    )  # warm: no lazy loading behind the sleep
     torch.cuda.synchronize()
     bench.tell(case)
     side = torch.cuda.Stream()

@@ -79,4 +79,6 @@ def test_every_check_has_a_page_and_remedies() -> None:
     for name in CHECKS:
         check = Check(name)
         assert check.kind in KINDS
-        assert all(word in check.module.__doc__ for word in ("What it means", "Why it matters", "Remedies", "Passes"[1:]))
+        assert all(
+            word in check.module.__doc__ for word in ("What it means", "Why it matters", "Remedies", "Passes"[1:])
+        )

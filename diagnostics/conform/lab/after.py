@@ -48,7 +48,12 @@ def check_book(book: Book, kept: list[Graph], send: Send, seconds: float) -> Non
         facts = facts_of(overload)
         cases = tuple(cases_of(mine, facts))
         plan = Plan(
-            facts=facts, cases=cases, device=_device(cases), recorded=True, seconds=share, met=flags(mine, book, facts),
+            facts=facts,
+            cases=cases,
+            device=_device(cases),
+            recorded=True,
+            seconds=share,
+            met=flags(mine, book, facts),
             distribution=owner(facts.spec),
         )
         findings, results = examine(plan)
@@ -138,8 +143,12 @@ def cases_of(calls: list[Met], facts: Any) -> list[Case]:
             args, kwargs = map_tensors(lambda tensor: tensor.detach(), (args, kwargs))
         found.append(
             Case(
-                args=tuple(args), kwargs=dict(kwargs), origin="recorded", name=f"{call.how} call {call.order}",
-                autocast=call.autocast, location=call.location,
+                args=tuple(args),
+                kwargs=dict(kwargs),
+                origin="recorded",
+                name=f"{call.how} call {call.order}",
+                autocast=call.autocast,
+                location=call.location,
             )
         )
         if len(found) >= CASES_OF_AN_OP:
@@ -179,5 +188,3 @@ def flags(calls: list[Met], book: Book, facts: Any) -> frozenset[str]:
 
 def place_of(calls: list[Met]) -> Location | None:
     return next((call.location for call in calls if call.location is not None), None)
-
-

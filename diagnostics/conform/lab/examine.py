@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from opgraft.diagnostics import _compat
-from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, refuses, sentence
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.facts import OpFacts
 from opgraft.diagnostics.conform.lab.generate import generated
@@ -21,7 +21,7 @@ from opgraft.diagnostics.conform.lab.isolate import Ending, Message, Send, run_i
 from opgraft.diagnostics.conform.lab.order import Check, checks
 from opgraft.diagnostics.conform.lab.remedies import remedies
 from opgraft.diagnostics.kinds import KINDS
-from opgraft.diagnostics.model import Callee, CheckResult, Finding, Location
+from opgraft.diagnostics.model import Callee, CheckResult, Finding
 
 # A crash in a call that was varied this way is a fault of this kind.
 CRASH_KINDS = {"empty": "empty-input", "offset": "misaligned", "far": "index-overflow", "layout": "layout-assumed"}
@@ -93,7 +93,11 @@ def accepted(plan: Plan, bench: Bench) -> tuple[tuple[Case, ...], str]:
             if result.ok or "must not also be an input" in str(result.error):
                 found.append(case)
             else:
-                last = f"the last guess at a call was refused: {sentence(result.error)}" if guessed else sentence(result.error)
+                last = (
+                    f"the last guess at a call was refused: {sentence(result.error)}"
+                    if guessed
+                    else sentence(result.error)
+                )
             if (guessed and len(found) >= 2) or len(found) >= SAMPLES or time.monotonic() > stop:
                 break
     except LookupError as error:
@@ -136,7 +140,9 @@ def _prepare(plan: Plan) -> None:
     _compat.quiet_compiler()
 
 
-def _work(plan: Plan, todo: tuple[Check, ...], avoid: frozenset[str], share: Callable[[str], float]) -> Callable[[Send], None]:
+def _work(
+    plan: Plan, todo: tuple[Check, ...], avoid: frozenset[str], share: Callable[[str], float]
+) -> Callable[[Send], None]:
     def work(send: Send) -> None:
         _prepare(plan)
 
@@ -148,8 +154,14 @@ def _work(plan: Plan, todo: tuple[Check, ...], avoid: frozenset[str], share: Cal
             os._exit(LOST_CODE)
 
         bench = Bench(
-            facts=plan.facts, cases=(), announce=announce, lost=lost, avoid=avoid, recorded=plan.recorded,
-            thorough=plan.thorough, met=plan.met,
+            facts=plan.facts,
+            cases=(),
+            announce=announce,
+            lost=lost,
+            avoid=avoid,
+            recorded=plan.recorded,
+            thorough=plan.thorough,
+            met=plan.met,
         )
         send({"say": "check", "check": ""})
         bench.cases, why = accepted(plan, bench)
@@ -182,7 +194,10 @@ def _work(plan: Plan, todo: tuple[Check, ...], avoid: frozenset[str], share: Cal
                 bench.cases = ()
             send(
                 {
-                    "say": "result", "check": check.name, "outcome": outcome, "detail": detail,
+                    "say": "result",
+                    "check": check.name,
+                    "outcome": outcome,
+                    "detail": detail,
                     "seconds": time.monotonic() - start,
                 }
             )
@@ -231,7 +246,10 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
             notes.findings.append(msgspec.convert(message["finding"], Finding))
         elif say == "result":
             notes.results[message["check"]] = CheckResult(
-                op=op, check=message["check"], outcome=message["outcome"], detail=message["detail"],
+                op=op,
+                check=message["check"],
+                outcome=message["outcome"],
+                detail=message["detail"],
                 seconds=message["seconds"],
             )
 
@@ -254,7 +272,11 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
         )
         if ending.how == "done":
             break
-        if ending.how in ("timeout", "broke") or not notes.key or (notes.change == "compile" and ending.how == "silent"):
+        if (
+            ending.how in ("timeout", "broke")
+            or not notes.key
+            or (notes.change == "compile" and ending.how == "silent")
+        ):
             if notes.check:
                 why = ending.detail.strip().splitlines()[-1:] or [ending.sentence]
                 notes.results[notes.check] = CheckResult(op=op, check=notes.check, outcome="not-run", detail=why[0])

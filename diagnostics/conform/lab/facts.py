@@ -124,7 +124,9 @@ def _kinds(schema: str) -> dict[str, str]:
     """The types in a schema's text by argument: ``"Tensor(a!)? x=None"`` gives ``{"x": "Tensor?"}``."""
     inside = schema[schema.index("(") + 1 : schema.rindex("->")].rstrip().removesuffix(")")
     found = {}
-    for kind, name in re.findall(r"([A-Za-z_.0-9]+(?:\([^)]*\))?(?:\[\d*\])?\??(?:\[\d*\])?\??) (\w+)(?==|,|$)", inside):
+    for kind, name in re.findall(
+        r"([A-Za-z_.0-9]+(?:\([^)]*\))?(?:\[\d*\])?\??(?:\[\d*\])?\??) (\w+)(?==|,|$)", inside
+    ):
         found[name] = re.sub(r"\([^)]*\)", "", kind)
     return found
 

@@ -30,9 +30,7 @@ def _subclasses(kind: type) -> Iterator[type]:
 def _root(node: ast.AST) -> str:
     """The variable behind views and parts of it: ``grad`` of ``grad.view(-1)[0]``."""
     while True:
-        if isinstance(node, ast.Subscript):
-            node = node.value
-        elif isinstance(node, ast.Attribute) and node.attr in VIEWS:
+        if isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in VIEWS):
             node = node.value
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in VIEWS:
             node = node.func.value
@@ -67,7 +65,11 @@ def writes(function: ast.FunctionDef) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.AugAssign) and _root(node.target) in foreign:
             yield node.lineno, foreign[_root(node.target)]
         elif isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_") and not node.func.attr.endswith("__"):
+            if (
+                isinstance(node.func, ast.Attribute)
+                and node.func.attr.endswith("_")
+                and not node.func.attr.endswith("__")
+            ):
                 if _root(node.func.value) in foreign and node.func.attr != "requires_grad_":
                     yield node.lineno, foreign[_root(node.func.value)]
             for keyword in node.keywords:
@@ -102,6 +104,8 @@ def writing_backwards() -> Iterator[Finding]:
             yield make(
                 "undeclared-mutation",
                 f"the backward of {kind.__name__} writes {what}, which others read too",
-                place(code.co_filename, line, code.co_name), "", "make-functional",
+                place(code.co_filename, line, code.co_name),
+                "",
+                "make-functional",
             )
             break

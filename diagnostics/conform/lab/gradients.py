@@ -41,7 +41,50 @@ def gradients(
     torch.manual_seed(0)
     try:
         with torch.enable_grad():
-            found = torch.autograd.grad(outputs, inputs, [cotangent(out) for out in outputs], allow_unused=True)
+            found = differentiate(outputs, inputs, [cotangent(out) for out in outputs])
     except Exception as error:
         return [], error
-    return list(found), None
+    return found, None
+
+
+def no_engine(error: BaseException) -> bool:
+    """torch's error about backwards in a fork of a process that has run one (builds with CUDA)."""
+    return "fork-based multiprocessing" in str(error)
+
+
+def differentiate(
+    outputs: list[torch.Tensor], inputs: list[torch.Tensor], cotangents: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Gradients by torch's engine; where a fork may not use it, by calling the op's own backward node."""
+    try:
+        return list(torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True))
+    except RuntimeError as error:
+        if not no_engine(error):
+            raise
+    node: Any = outputs[0].grad_fn
+    given: list[torch.Tensor | None] = [None] * (1 + max(out.output_nr for out in outputs))
+    for out, cotangent in zip(outputs, cotangents, strict=True):
+        given[out.output_nr] = cotangent
+    # A Python function's node has apply, one of C++ is called; the former answers for arguments that are no tensors too.
+    call = node.apply if hasattr(node, "apply") else node
+    with torch.no_grad():
+        made = call(*given)
+    entries = list(made) if isinstance(made, tuple) else [made]
+    found: dict[int, torch.Tensor | None] = {}
+    slots = [follower for follower, _ in node.next_functions]
+    for index, follower in enumerate(slots):
+        while entries and entries[0] is None and len(entries) > len(slots) - index:
+            entries.pop(0)
+        gradient = entries.pop(0) if entries else None
+        variable = getattr(follower, "variable", None)
+        if variable is not None:
+            found[id(variable)] = gradient
+    return [_fitted(found.get(id(tensor)), tensor) for tensor in inputs]
+
+
+def _fitted(gradient: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
+    """As the engine does: in the input's dtype, summed over what was broadcast."""
+    if gradient is None:
+        return None
+    fitted = gradient.sum_to_size(tensor.shape) if gradient.shape != tensor.shape else gradient
+    return fitted.to(tensor.dtype)

@@ -72,7 +72,11 @@ def watch(listener: Listener, graphs: list[Graph]) -> None:
 def statement(gm: Any) -> Location | None:
     """The statement around which a compile of this graph most likely fails: one that puts a custom op into a branch or
     a loop of the compiler's, else one that calls a custom op. None for a graph without custom ops."""
-    inner = {name: any(True for _ in custom_nodes(module.graph)) for name, module in gm.named_children() if hasattr(module, "graph")}
+    inner = {
+        name: any(True for _ in custom_nodes(module.graph))
+        for name, module in gm.named_children()
+        if hasattr(module, "graph")
+    }
     for node in gm.graph.nodes:
         if node.op == "call_function" and any(inner.get(str(getattr(arg, "target", ""))) for arg in node.args):
             place = from_text(str(node.meta.get("stack_trace") or ""))

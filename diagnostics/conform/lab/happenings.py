@@ -13,7 +13,6 @@ from opgraft.diagnostics.conform.lab import site
 from opgraft.diagnostics.conform.lab.tap import TORCH_NAMESPACES, Listener, wrap
 from opgraft.diagnostics.model import Location
 
-
 MOST_OF_A_KIND = 100
 
 

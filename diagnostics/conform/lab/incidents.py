@@ -40,7 +40,10 @@ def of_calls(name: str, calls: list[Met], book: Book) -> Iterator[Finding]:
             yield make(
                 "not-exportable",
                 f"{name} has no sharding rule, and the run gives it a sharded tensor",
-                call.location, name, "add-sharding-rule", evidence=(call.error.splitlines()[0],),
+                call.location,
+                name,
+                "add-sharding-rule",
+                evidence=(call.error.splitlines()[0],),
             )
             break
     for call in calls:
@@ -48,7 +51,11 @@ def of_calls(name: str, calls: list[Met], book: Book) -> Iterator[Finding]:
             yield make(
                 "missing-kernel",
                 f"{name} is not registered any more: the Library object that defined it was collected",
-                call.location, name, "keep-library", "load-library", evidence=(call.error.splitlines()[0],),
+                call.location,
+                name,
+                "keep-library",
+                "load-library",
+                evidence=(call.error.splitlines()[0],),
             )
             break
     exported = any(event["what"] == "exported" for event in book.events)
@@ -58,7 +65,11 @@ def of_calls(name: str, calls: list[Met], book: Book) -> Iterator[Finding]:
                 "not-exportable",
                 f"{name} exists only where its Python module is imported: a process without it cannot load the program "
                 "that was exported",
-                call.location, name, "load-library", "register-in-cpp", severity="error" if book.error else "note",
+                call.location,
+                name,
+                "load-library",
+                "register-in-cpp",
+                severity="error" if book.error else "note",
             )
             break
 
@@ -89,15 +100,26 @@ def of_events(book: Book) -> Iterator[Finding]:
         ended = bool(book.error) and _first_line(text.partition(": ")[2])[:60] in book.error
         if what == "bad-schema":
             yield make(
-                "bad-schema", f"the registration fails: {_first_line(text)}", where, "", "fix-schema",
-                severity="error" if ended else "note", evidence=(text,),
+                "bad-schema",
+                f"the registration fails: {_first_line(text)}",
+                where,
+                "",
+                "fix-schema",
+                severity="error" if ended else "note",
+                evidence=(text,),
             )
         elif what == "namespace-taken":
             before = [e["where"] for e in book.events if e["what"] == "library" and e["where"] is not None]
             evidence = tuple(f"a library was made at {place.path}:{place.line}" for place in before[:3])
             yield make(
-                "bad-schema", f"the namespace is taken: {_first_line(text)}", where, "", "unique-namespace", "fix-schema",
-                severity="error" if ended else "note", evidence=evidence,
+                "bad-schema",
+                f"the namespace is taken: {_first_line(text)}",
+                where,
+                "",
+                "unique-namespace",
+                "fix-schema",
+                severity="error" if ended else "note",
+                evidence=evidence,
             )
         elif what == "no-such-op":
             name = event["name"]
@@ -117,18 +139,27 @@ def of_events(book: Book) -> Iterator[Finding]:
                 yield make("missing-kernel", message, where, name, "load-library", "add-kernel")
         elif what == "backend-failed":
             first = _first_line(text)
-            if not book.error or first[:60] not in book.error and text.partition(": ")[2][:60] not in book.error:
+            if not book.error or (first[:60] not in book.error and text.partition(": ")[2][:60] not in book.error):
                 continue
             yield make(
-                "compiler-bug", f"the compiler fails at this statement: {first[:300]}", where, "", "work-around",
-                "update-torch", evidence=(text[:1500],),
+                "compiler-bug",
+                f"the compiler fails at this statement: {first[:300]}",
+                where,
+                "",
+                "work-around",
+                "update-torch",
+                evidence=(text[:1500],),
             )
         elif what == "no-double-backward":
             asked = next((e["where"] for e in book.events if e["what"] == "create_graph" and e["where"]), where)
             yield make(
                 "double-backward",
                 "a second derivative is taken through a compiled function, which torch's compiler does not support",
-                asked, "", "compile-inner-gradient", "keep-eager", evidence=(_first_line(text),),
+                asked,
+                "",
+                "compile-inner-gradient",
+                "keep-eager",
+                evidence=(_first_line(text),),
             )
         else:
             continue

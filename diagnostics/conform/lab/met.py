@@ -94,7 +94,12 @@ def form(value: Any, requires_grad: bool = True) -> Any:
         strided = value.layout == torch.strided
         data_less = is_data_less(value)
         address = 0
-        if strided and not data_less and value.device.type == "cpu" and type(value) in (torch.Tensor, torch.nn.Parameter):
+        if (
+            strided
+            and not data_less
+            and value.device.type == "cpu"
+            and type(value) in (torch.Tensor, torch.nn.Parameter)
+        ):
             address = value.data_ptr() % ALIGNMENT
         return (
             tuple(_hint(size) for size in value.shape),
@@ -203,5 +208,9 @@ def _rebuild_tensor(kept: Kept) -> Any:
         else:
             # 0 and 1 are indices, lengths and labels that nearly every op takes.
             flat = torch.randint(0, 2, (span,), generator=generator).to(kept.dtype)
-        made = flat.to(place).as_strided(kept.shape, kept.stride) if kept.stride or not kept.shape else flat.view(kept.shape)
+        made = (
+            flat.to(place).as_strided(kept.shape, kept.stride)
+            if kept.stride or not kept.shape
+            else flat.view(kept.shape)
+        )
     return made.requires_grad_(True) if kept.requires_grad and kept.dtype.is_floating_point else made

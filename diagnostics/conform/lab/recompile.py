@@ -109,13 +109,24 @@ def examine(graph: Graph) -> Iterator[Finding]:
         if not size:
             continue
         yield make(
-            "layout-copy", f"{name}: the compiler copies an input of {size} bytes for the op's layout rule",
-            places.get(name), name, "set-layout-tag", "honour-strides", severity="note",
+            "layout-copy",
+            f"{name}: the compiler copies an input of {size} bytes for the op's layout rule",
+            places.get(name),
+            name,
+            "set-layout-tag",
+            "honour-strides",
+            severity="note",
         )
     for name, size in seen.functional_bytes.items():
         yield make(
-            "functional-copy", f"{name}: {size} bytes are copied before the op writes them, which eager does not do",
-            places.get(name), name, "make-functional", "add-out-variant", "reorder-writes", severity="note",
+            "functional-copy",
+            f"{name}: {size} bytes are copied before the op writes them, which eager does not do",
+            places.get(name),
+            name,
+            "make-functional",
+            "add-out-variant",
+            "reorder-writes",
+            severity="note",
         )
     again = run(graph, graph.module)
     if compare.disagree(eager.outputs, again.outputs, 1):
@@ -128,7 +139,10 @@ def examine(graph: Graph) -> Iterator[Finding]:
             "precision",
             f"{name} is given inputs that differ by rounding from those of eager, since fusion keeps higher precision "
             "before it; the op itself conforms",
-            places.get(name), name, "leave-it", severity="note",
+            places.get(name),
+            name,
+            "leave-it",
+            severity="note",
         )
 
 

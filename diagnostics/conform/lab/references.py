@@ -20,7 +20,12 @@ def _files() -> Iterator[Path]:
 
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if isinstance(path, str) and path.endswith(".py") and "site-packages" not in path and changeable(path, prefixes()):
+        if (
+            isinstance(path, str)
+            and path.endswith(".py")
+            and "site-packages" not in path
+            and changeable(path, prefixes())
+        ):
             yield Path(path)
 
 

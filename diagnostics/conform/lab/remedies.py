@@ -6,7 +6,10 @@ from opgraft.diagnostics.kinds import KINDS
 from opgraft.diagnostics.model import Remedy
 
 _TEXT: dict[str, tuple[str, str]] = {
-    "add-fake": ("give the op a fake: torch.library.register_fake(name) with the shapes and strides of the outputs", ""),
+    "add-fake": (
+        "give the op a fake: torch.library.register_fake(name) with the shapes and strides of the outputs",
+        "",
+    ),
     "register-per-backend": (
         "register the kernel for its device (CPU, CUDA) and not as CompositeImplicitAutograd, then give it a fake",
         "the gradient needs register_autograd, where one is wanted",
@@ -32,7 +35,10 @@ _TEXT: dict[str, tuple[str, str]] = {
         "the inner gradient must be of torch ops",
     ),
     "keep-eager": ("leave the part that is differentiated twice out of torch.compile", "that part runs in eager"),
-    "declare-mutation": ('say in the schema what is written: mutates_args=("x",), or Tensor(a!) x', "no autograd for it"),
+    "declare-mutation": (
+        'say in the schema what is written: mutates_args=("x",), or Tensor(a!) x',
+        "no autograd for it",
+    ),
     "make-functional": ("return a fresh result and write no argument", "one allocation a call"),
     "return-fresh": ("return a fresh tensor in place of an argument or a view of one", "one copy a call"),
     "add-out-variant": ("add an .out overload that writes a given result", ""),
@@ -42,7 +48,10 @@ _TEXT: dict[str, tuple[str, str]] = {
         "memory, flexible_layout where it walks strides",
         "the compiler may copy an input before the call",
     ),
-    "honour-strides": ("walk the strides that the tensor has, or call .contiguous() first in the kernel", "a copy then"),
+    "honour-strides": (
+        "walk the strides that the tensor has, or call .contiguous() first in the kernel",
+        "a copy then",
+    ),
     "handle-unaligned": ("test the address and take scalar loads where it is no multiple of the vector's width", ""),
     "use-current-stream": ("launch on the current stream (at::cuda::getCurrentCUDAStream, or the stable ABI's)", ""),
     "remove-sync": ("wait for nothing in the op: no cudaDeviceSynchronize, no read of a result on the host", ""),
@@ -65,7 +74,10 @@ _TEXT: dict[str, tuple[str, str]] = {
     ),
     "add-sharding-rule": ("register a sharding rule (torch.distributed.tensor.experimental.register_sharding)", ""),
     "fix-dispatch": ("register the kernel for the key that the call reaches", ""),
-    "clear-cache": ("clear the compile caches (TORCHINDUCTOR_CACHE_DIR) whenever a registration changes", "cold compiles"),
+    "clear-cache": (
+        "clear the compile caches (TORCHINDUCTOR_CACHE_DIR) whenever a registration changes",
+        "cold compiles",
+    ),
     "make-cacheable": ("give passes a uuid() and the op a stable, importable registration", ""),
     "update-torch": ("try a newer torch", ""),
     "work-around": ("write the statement differently or keep it out of torch.compile", ""),

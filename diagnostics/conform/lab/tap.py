@@ -20,11 +20,7 @@ from opgraft.diagnostics.conform.lab import met, site
 from opgraft.diagnostics.conform.lab.met import Book, Met
 
 TORCH_NAMESPACES = frozenset(
-    """aten prims prim prims_libtorch inductor _inductor_test higher_order quantized quantized_decomposed _quantized
-    c10d _c10d_functional _c10d_functional_autograd c10d_functional profiler rngprims streams debugprims mkldnn mkl onednn
-    sparse static_runtime _caffe2 dist fbgemm xnnpack metal vulkan vulkan_prepack bundled symm_mem cuda fsdp
-    _test aoti_custom_ops export torchvision_internal __torch__ autocast mkldnn_prepacked prepacked flex_gemm
-    cute_dsl _native native_ops bnb_helper dtensor device_mesh _dtensor _dynamo""".split()
+    ["aten", "prims", "prim", "prims_libtorch", "inductor", "_inductor_test", "higher_order", "quantized", "quantized_decomposed", "_quantized", "c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "profiler", "rngprims", "streams", "debugprims", "mkldnn", "mkl", "onednn", "sparse", "static_runtime", "_caffe2", "dist", "fbgemm", "xnnpack", "metal", "vulkan", "vulkan_prepack", "bundled", "symm_mem", "cuda", "fsdp", "_test", "aoti_custom_ops", "export", "torchvision_internal", "__torch__", "autocast", "mkldnn_prepacked", "prepacked", "flex_gemm", "cute_dsl", "_native", "native_ops", "bnb_helper", "dtensor", "device_mesh", "_dtensor", "_dynamo"]
 )
 
 
@@ -119,8 +115,16 @@ class Listener:
             stack.enter_context(torch._C.DisableTorchFunctionSubclass())
             kept_args, kept_kwargs = met.keep((args, kwargs), self.book)
         entry = Met(
-            name=name, how=how, args=kept_args, kwargs=kept_kwargs, location=where, autocast=autocast,
-            grad=bool(torch.is_grad_enabled()), exporting=exporting, sizes=sizes, sharded=sharded,
+            name=name,
+            how=how,
+            args=kept_args,
+            kwargs=kept_kwargs,
+            location=where,
+            autocast=autocast,
+            grad=bool(torch.is_grad_enabled()),
+            exporting=exporting,
+            sizes=sizes,
+            sharded=sharded,
             order=len(self.book.calls),
         )
         self.book.calls[key] = entry

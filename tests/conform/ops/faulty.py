@@ -48,8 +48,13 @@ op("good_double", double, backward=double_backward_rule, setup=lambda ctx, input
 op("no_fake", double, fake=None, backward=double_backward_rule, setup=lambda ctx, inputs, output: None)
 pair("missing-fake", "no_fake", "good_double")
 
-op("fake_keeps_layout", double, fake=lambda x: torch.empty_like(x), backward=double_backward_rule,
-   setup=lambda ctx, inputs, output: None)
+op(
+    "fake_keeps_layout",
+    double,
+    fake=lambda x: torch.empty_like(x),
+    backward=double_backward_rule,
+    setup=lambda ctx, inputs, output: None,
+)
 pair("fake-mismatch", "fake_keeps_layout", "good_double")
 
 
@@ -109,8 +114,11 @@ pair("wrong-gradient", "square_wrong", "square")
 
 
 def _dense_only(ctx, grad):
-    flat = grad.as_strided((grad.numel(),), (1,), grad.storage_offset()) if grad.untyped_storage().nbytes() >= (
-        grad.storage_offset() + grad.numel()) * grad.element_size() else grad.flatten()[:1].expand(grad.numel())
+    flat = (
+        grad.as_strided((grad.numel(),), (1,), grad.storage_offset())
+        if grad.untyped_storage().nbytes() >= (grad.storage_offset() + grad.numel()) * grad.element_size()
+        else grad.flatten()[:1].expand(grad.numel())
+    )
     return 2 * flat.reshape(grad.shape)
 
 
@@ -210,8 +218,11 @@ pair("out-of-bounds", "sum_too_far", "sum_exact")
 def reads_dense(x: Tensor) -> Tensor:
     out = x.new_empty(x.shape)
     if x.numel():
-        flat = x.as_strided((x.numel(),), (1,), x.storage_offset()) if x.untyped_storage().nbytes() >= (
-            x.storage_offset() + x.numel()) * x.element_size() else x.flatten()
+        flat = (
+            x.as_strided((x.numel(),), (1,), x.storage_offset())
+            if x.untyped_storage().nbytes() >= (x.storage_offset() + x.numel()) * x.element_size()
+            else x.flatten()
+        )
         out.view(-1).copy_(flat)
     return out
 
@@ -275,7 +286,8 @@ op("note_declared", note, fake=lambda x: None)
 from torch._library.effects import EffectType  # noqa: E402
 
 torch.library._register_effectful_op(f"{NS}::note_declared", EffectType.ORDERED) if hasattr(
-    torch.library, "_register_effectful_op") else None
+    torch.library, "_register_effectful_op"
+) else None
 pair("dropped-effect", "note", "note_declared")
 
 
@@ -317,6 +329,11 @@ def eats_memory(x: Tensor) -> Tensor:
     return x * 2
 
 
-for _name, _fn in (("hangs", hangs), ("leaves_process", leaves_process), ("crashes", crashes),
-                   ("crashes_when_empty", crashes_when_empty), ("eats_memory", eats_memory)):
+for _name, _fn in (
+    ("hangs", hangs),
+    ("leaves_process", leaves_process),
+    ("crashes", crashes),
+    ("crashes_when_empty", crashes_when_empty),
+    ("eats_memory", eats_memory),
+):
     op(_name, _fn)
