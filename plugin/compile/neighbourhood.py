@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -171,7 +172,9 @@ def around(
     inside = set(site.nodes)
 
     def admits(node: torch.fx.Node) -> bool:
-        return len(inside) < _MOST_NODES and scopes[node] == scope and _measurable(node) and fusible(node)
+        if len(inside) >= _MOST_NODES or scopes[node] != scope or not _measurable(node):
+            return False
+        return _takes_apart(node) or fusible(node)
 
     before: set[torch.fx.Node] = set()  # nodes outside on which the part depends
     for node in reversed(list(graph.nodes)):
@@ -192,6 +195,12 @@ def around(
         elif inside.intersection(read):
             inside.add(node)
     return _close(site, tuple(sorted(inside, key=order.__getitem__)), scope)
+
+
+def _takes_apart(node: torch.fx.Node) -> bool:
+    """True for the node that picks one of several results: it goes with the call that gives them."""
+    source = node.args[0] if node.args else None
+    return node.target is operator.getitem and isinstance(value_of(source), (tuple, list))
 
 
 def _measurable(node: torch.fx.Node) -> bool:

@@ -151,3 +151,15 @@ def test_a_store_that_cannot_be_used(tmp_path: Any) -> None:
     with one_warning("cannot be written"):
         first = opgraft.sites(Perceptron(), torch.randn(6, 16), store=Store(tmp_path / "file" / "store"))
     assert len(first) == 1
+
+
+@pytest.mark.parametrize("choose", ["kernel", "compiler"])
+def test_an_op_with_several_results_is_a_site(choose: str) -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return opgraft.causal_conv1d(x * 2, weight) + 1
+
+    x, weight = torch.randn(2, 8, 64), torch.randn(8, 4)
+    (site,) = opgraft.sites(function, (x, weight), choose=choose)
+    assert site.decision.choice == choose
+    assert choose in site.decision.why
+    torch.testing.assert_close(without_inductor(function, choose)(x, weight), function(x, weight))
