@@ -1,14 +1,14 @@
 """The op conforms, and the compiled result is wrong, or the compiler fails.
 
-**What it means.** Eager and compiled results differ by more than rounding, or the compile ends in an error, though fake,
-schema and kernel agree.
+**What it means.** Eager and compiled results differ by more than rounding, or the compile ends in an error, though
+fake, schema and kernel agree.
 
 **Why it matters.** Nothing in the kernel can mend it; knowing that saves the search.
 
 Fails: a call that the compiler mistranslates. Passes: the statement written in another way.
 
-**Remedies.** ``update-torch``, ``work-around``. A fault that ``aot_eager`` shows too lies in functionalisation or in the
-op; one that only Inductor shows lies in its code.
+**Remedies.** ``update-torch``, ``work-around``. A fault that ``aot_eager`` shows too lies in functionalisation or in
+the op; one that only Inductor shows lies in its code.
 """
 
 from __future__ import annotations

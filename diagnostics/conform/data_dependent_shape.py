@@ -2,8 +2,8 @@
 
 **What it means.** The fake cannot know the size of a result, and takes a new symbol for it.
 
-**Why it matters.** By default the graph breaks at the call; captured, the size is a symbol about which nothing is known,
-which CUDA graphs and many later ops cannot take.
+**Why it matters.** By default the graph breaks at the call; captured, the size is a symbol about which nothing is
+known, which CUDA graphs and many later ops cannot take.
 
 Fails: ``return x[x > 0]``. Passes: ``return x.clamp(min=0), (x > 0).sum()``, a result of the largest size with a count.
 

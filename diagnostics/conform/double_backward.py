@@ -35,7 +35,7 @@ TOLERANCE = 1e-3
 
 
 def second(bench: Bench, case: Case) -> tuple[str, BaseException | None]:
-    """Compares d/dx <g(x), v> along a direction with a difference of g; ``("", error)`` where torch or the op refuses."""
+    """Compares d/dx <g(x), v> along a direction with a difference of g; ``("", error)`` where it is refused."""
     wide = vary.recast(case, torch.float64) or case
     inputs = [tensor for tensor in wide.tensors if tensor.requires_grad]
     if any(tensor.dtype != torch.float64 for tensor in inputs):

@@ -43,10 +43,8 @@ def _state(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return ""
-    found: list[tuple[str, Any]] = []
-    for name in _names(code):
-        if name in function.__globals__:
-            found.append((name, function.__globals__[name]))
+    names = sorted(_names(code) & set(function.__globals__))
+    found: list[tuple[str, Any]] = [(name, function.__globals__[name]) for name in names]
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         try:
             found.append((name, cell.cell_contents))

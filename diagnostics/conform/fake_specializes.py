@@ -50,8 +50,8 @@ def size_like(bench: Bench, case: Case, position: int, argument: Argument) -> bo
     if type(value) is not int or value < 1 or any(word in argument.name for word in ("dim", "axis")):
         return False
     before = _shape(bench, case)
-    up = case.args[:position] + (value + 1,) + case.args[position + 1 :]
-    down = case.args[:position] + (value - 1,) + case.args[position + 1 :]
+    up = (*case.args[:position], value + 1, *case.args[position + 1 :])
+    down = (*case.args[:position], value - 1, *case.args[position + 1 :])
     for args in (up, down):
         after = _shape(bench, case.varied("number", f"{argument.name} changed", args))
         if after is not None and before is not None and after != before:

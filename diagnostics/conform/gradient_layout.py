@@ -60,7 +60,7 @@ LAYOUTS: tuple[tuple[str, Cotangent], ...] = (
 
 class _Names(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,16 +93,17 @@ def check(bench: Bench) -> Iterator[Fault]:
             straight, trouble = gradients(bench, case, lambda like, layout=layout: layout(like).contiguous())  # type: ignore[misc]
             if trouble is not None:
                 continue
-            found, error = gradients(bench, case, layout)
+            gradient, error = gradients(bench, case, layout)
             if error is not None:
                 off = f"fails: {sentence(error)}"
             else:
-                off = bench.disagree(straight, found, case)
+                off = bench.disagree(straight, gradient, case)
                 off = f"gives another gradient: {off}" if off else ""
             if off:
                 inner = ops_in_backward(bench, case)
                 yield Fault(
-                    f"{bench.name}: the backward reads its incoming gradient as dense; with one that is {words} it {off}",
+                    f"{bench.name}: the backward reads its incoming gradient as dense; with one that is {words} "
+                    f"it {off}",
                     case,
                     evidence=(
                         "the same incoming gradient made contiguous: right",

@@ -84,7 +84,7 @@ def examine_elsewhere(
         results: list[CheckResult] = []
         if answer.exists():
             for line in answer.read_text().splitlines():
-                part = msgspec.json.decode(line, type=Answer)
+                part: Answer = msgspec.json.decode(line, type=Answer)
                 findings += part.findings
                 results += part.checks
         for op in ops:
@@ -153,7 +153,7 @@ def main(request: dict[str, Any], answer: Path) -> int:
             try:
                 facts = facts_of(resolve(name))
             except LookupError as error:
-                part = Answer(checks=(CheckResult(op=name, check="all", outcome="not-run", detail=str(error)),))
+                part: Answer = Answer(checks=(CheckResult(op=name, check="all", outcome="not-run", detail=str(error)),))
             else:
                 findings, results = examine(
                     Plan(

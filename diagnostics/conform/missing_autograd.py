@@ -20,6 +20,7 @@ from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, s
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.gradients import differentiate
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
+from opgraft.diagnostics.model import Severity
 
 KIND = "missing-autograd"
 WORDS = ("no autograd formula", "autograd kernel was not registered", "not implemented for")
@@ -85,7 +86,7 @@ def check(bench: Bench) -> Iterator[Fault]:
         if words:
             met = "backward" in bench.met
             quiet = words.startswith("loses")
-            severity = "error" if (bench.recorded and met) or (quiet and not bench.recorded) else "warning"
+            severity: Severity = "error" if (bench.recorded and met) or (quiet and not bench.recorded) else "warning"
             yield Fault(
                 f"{bench.name} {words}",
                 case,

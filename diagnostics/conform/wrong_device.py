@@ -13,6 +13,7 @@ Fails: a launch without a guard. Passes: ``DeviceGuard guard(x.get_device_index(
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -40,7 +41,7 @@ def check(bench: Bench) -> Iterator[Fault]:
         if torch.cuda.device_count() < 2:
             raise NotRun("the machine has one GPU")
         other = torch.device("cuda", 1 - current)
-        args, kwargs = map_tensors(lambda tensor: tensor.to(other), (case.args, case.kwargs))
+        args, kwargs = map_tensors(partial(torch.Tensor.to, device=other), (case.args, case.kwargs))
         moved = case.varied("device", f"on {other}, {torch.device('cuda', current)} current", args, kwargs)
         result = bench.real(moved)
         words = sentence(result.error) if not result.ok else bench.disagree(result.outputs, wanted.outputs, case)

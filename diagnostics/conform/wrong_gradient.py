@@ -61,7 +61,10 @@ def directional(bench: Bench, case: Case, order_seed: int = 1) -> str:
         if estimates and min(estimates)[0] > TOLERANCE:
             _, analytic, numeric_value = min(estimates)
             surrogate = " (the value does not move at all: a surrogate would be declared)" if numeric_value == 0 else ""
-            return f"gradient of input {which} along a direction is {analytic:.5g}, finite differences give {numeric_value:.5g}{surrogate}"
+            return (
+                f"gradient of input {which} along a direction is {analytic:.5g}, finite differences give "
+                f"{numeric_value:.5g}{surrogate}"
+            )
     return ""
 
 
@@ -95,13 +98,13 @@ def against_reference(bench: Bench, case: Case) -> str:
     theirs, trouble = gradients(bench, case, function=spec.reference)
     if error is not None or trouble is not None:
         return ""
-    pairs = list(zip(ours, theirs, strict=False))
-    left = [
-        torch.zeros(()) if a is None and b is None else a if a is not None else torch.zeros_like(b) for a, b in pairs
-    ]  # type: ignore[arg-type]
-    right = [
-        torch.zeros(()) if a is None and b is None else b if b is not None else torch.zeros_like(a) for a, b in pairs
-    ]  # type: ignore[arg-type]
+    left, right = [], []
+    for a, b in zip(ours, theirs, strict=False):
+        # A gradient that is absent is zero.
+        like = a if a is not None else b
+        if like is not None:
+            left.append(a if a is not None else torch.zeros_like(like))
+            right.append(b if b is not None else torch.zeros_like(like))
     words = bench.disagree(left, right, case)
     return f"gradient differs from the reference's: {words}" if words else ""
 

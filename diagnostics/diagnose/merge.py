@@ -38,6 +38,10 @@ def is_same_cause(found: Finding, seen: Finding) -> bool:
         return False
     if _op(found) and _op(found) == _op(seen):
         return seen.kind in _FOLLOWS_FROM_OP
+    if seen.kind == "other-break" and _op(found) and _names(seen, _op(found)):
+        return True
+    if found.kind == "compiler-bug" and _place(found) == _place(seen):
+        return seen.kind in _FOLLOWS_FROM_OP
     return _place(found) == _place(seen) and seen.kind in _FOLLOWS
 
 

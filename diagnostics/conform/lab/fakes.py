@@ -107,13 +107,12 @@ def symbolic_call(op: Any, case: Case, numbers: bool = False) -> FakeResult:
     def one(tensor: torch.Tensor) -> torch.Tensor:
         if not is_plain(tensor):
             return mode.from_tensor(tensor.detach(), static_shapes=True)
-        context = StatelessSymbolicContext(
+        context: Any = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DUCK if size > 1 else DimDynamic.STATIC for size in tensor.shape]
         )
         made = mode.from_tensor(tensor.detach(), symbolic_context=context)
-        for size, symbol in zip(tensor.shape, made.shape, strict=True):
-            if not isinstance(symbol, int):
-                symbols[size] = symbol
+        pairs = zip(tensor.shape, made.shape, strict=True)
+        symbols.update({size: symbol for size, symbol in pairs if not isinstance(symbol, int)})
         return made
 
     args, kwargs = map_tensors(one, (case.args, case.kwargs))

@@ -65,13 +65,10 @@ def writes(function: ast.FunctionDef) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.AugAssign) and _root(node.target) in foreign:
             yield node.lineno, foreign[_root(node.target)]
         elif isinstance(node, ast.Call):
-            if (
-                isinstance(node.func, ast.Attribute)
-                and node.func.attr.endswith("_")
-                and not node.func.attr.endswith("__")
-            ):
-                if _root(node.func.value) in foreign and node.func.attr != "requires_grad_":
-                    yield node.lineno, foreign[_root(node.func.value)]
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+            if in_place and isinstance(node.func, ast.Attribute) and _root(node.func.value) in foreign:
+                yield node.lineno, foreign[_root(node.func.value)]
             for keyword in node.keywords:
                 if keyword.arg == "out" and _root(keyword.value) in foreign:
                     yield node.lineno, foreign[_root(keyword.value)]

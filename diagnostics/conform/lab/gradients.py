@@ -65,7 +65,7 @@ def differentiate(
     given: list[torch.Tensor | None] = [None] * (1 + max(out.output_nr for out in outputs))
     for out, cotangent in zip(outputs, cotangents, strict=True):
         given[out.output_nr] = cotangent
-    # A Python function's node has apply, one of C++ is called; the former answers for arguments that are no tensors too.
+    # A Python function's node has apply, one of C++ is called; the former also answers for what is no tensor.
     call = node.apply if hasattr(node, "apply") else node
     with torch.no_grad():
         made = call(*given)

@@ -138,11 +138,10 @@ def cold(seen: Seen) -> Iterator[None]:
     from torch._inductor.utils import fresh_cache
     from torch._inductor.virtualized import V
 
-    settings: dict[str, Any] = {"force_disable_caches": True}
-    for name, value in (("cpp_cache_precompile_headers", False), ("compile_threads", 1)):
-        if hasattr(config, name):
-            settings[name] = value
-    original = ir.ExternKernel.copy_input
+    wanted = {"force_disable_caches": True, "cpp_cache_precompile_headers": False, "compile_threads": 1}
+    settings: dict[str, Any] = {name: value for name, value in wanted.items() if hasattr(config, name)}
+    kernel: Any = ir.ExternKernel
+    original = kernel.copy_input
 
     def copy_input(cls: Any, x: Any) -> Any:
         node = getattr(V.graph, "current_node", None)
@@ -177,12 +176,12 @@ def cold(seen: Seen) -> Iterator[None]:
         return result
 
     with fresh_cache(), config.patch(**settings), torch._dynamo.config.patch(suppress_errors=False):
-        ir.ExternKernel.copy_input = classmethod(copy_input)
+        kernel.copy_input = classmethod(copy_input)
         post_grad.decompose_auto_functionalized = decompose_auto_functionalized
         try:
             yield
         finally:
-            ir.ExternKernel.copy_input = original
+            kernel.copy_input = original
             post_grad.decompose_auto_functionalized = decompose
 
 

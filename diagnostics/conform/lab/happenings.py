@@ -52,7 +52,7 @@ def watch(torch: ModuleType, listener: Listener) -> None:
         return define
 
     def around_library(original: Any) -> Any:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        def made(self: Any, *args: Any, **kwargs: Any) -> None:
             try:
                 original(self, *args, **kwargs)
             except Exception as error:
@@ -60,7 +60,7 @@ def watch(torch: ModuleType, listener: Listener) -> None:
                 raise
             note("library", _here(), ns=getattr(self, "ns", ""))
 
-        return __init__
+        return made
 
     def around_destroy(original: Any) -> Any:
         def _destroy(self: Any) -> None:
@@ -72,7 +72,7 @@ def watch(torch: ModuleType, listener: Listener) -> None:
         return _destroy
 
     def around_lookup(original: Any) -> Any:
-        def __getattr__(self: Any, op_name: str) -> Any:
+        def lookup(self: Any, op_name: str) -> Any:
             try:
                 return original(self, op_name)
             except AttributeError:
@@ -82,7 +82,7 @@ def watch(torch: ModuleType, listener: Listener) -> None:
                     note("no-such-op", where or site.traced_location(), name=name)
                 raise
 
-        return __getattr__
+        return lookup
 
     def around_backward(original: Any) -> Any:
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -90,16 +90,17 @@ def _watched() -> Iterator[dict[str, int]]:
         if hasattr(config, "cpp_cache_precompile_headers"):
             settings["cpp_cache_precompile_headers"] = False  # 20 s for a cache that is thrown away
         stack.enter_context(config.patch(**settings))
-        original = ir.ExternKernel.copy_input
+        kernel: Any = ir.ExternKernel
+        original = kernel.copy_input
 
         def copy_input(cls: Any, x: Any) -> Any:
             seen["copies"] += 1
             return original(x)
 
         before = ReinplaceCounters.get_total_missed_bytes()
-        ir.ExternKernel.copy_input = classmethod(copy_input)
+        kernel.copy_input = classmethod(copy_input)
         try:
             yield seen
         finally:
-            ir.ExternKernel.copy_input = original
+            kernel.copy_input = original
             seen["bytes"] = ReinplaceCounters.get_total_missed_bytes() - before

@@ -26,7 +26,7 @@ SPARSE_BYTES = 1 << 28
 
 def _offset(tensor: torch.Tensor) -> int:
     """An offset in elements that puts a copy on an address of the same alignment."""
-    offset = tensor.storage_offset()
+    offset = int(tensor.storage_offset())
     if offset > OFFSET_ELEMENTS:
         offset = ALIGNMENT + offset % ALIGNMENT
     if offset == 0 and tensor.device.type == "cpu" and tensor.numel():

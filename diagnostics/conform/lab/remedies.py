@@ -61,7 +61,8 @@ _TEXT: dict[str, tuple[str, str]] = {
     "handle-empty": ("return early, with a result of the right shape, where there are no elements", ""),
     "fix-kernel": ("correct the kernel", ""),
     "declare-effect": (
-        "say that the op does more than compute its results: register_effect(torch._library.effects.EffectType.ORDERED), "
+        "say that the op does more than compute its results: "
+        "register_effect(torch._library.effects.EffectType.ORDERED), "
         "or torch.Tag.nondeterministic_seeded for random numbers",
         "it is kept in order and never merged",
     ),

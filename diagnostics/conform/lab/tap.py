@@ -19,9 +19,15 @@ from opgraft.diagnostics import _compat
 from opgraft.diagnostics.conform.lab import met, site
 from opgraft.diagnostics.conform.lab.met import Book, Met
 
-TORCH_NAMESPACES = frozenset(
-    ["aten", "prims", "prim", "prims_libtorch", "inductor", "_inductor_test", "higher_order", "quantized", "quantized_decomposed", "_quantized", "c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "profiler", "rngprims", "streams", "debugprims", "mkldnn", "mkl", "onednn", "sparse", "static_runtime", "_caffe2", "dist", "fbgemm", "xnnpack", "metal", "vulkan", "vulkan_prepack", "bundled", "symm_mem", "cuda", "fsdp", "_test", "aoti_custom_ops", "export", "torchvision_internal", "__torch__", "autocast", "mkldnn_prepacked", "prepacked", "flex_gemm", "cute_dsl", "_native", "native_ops", "bnb_helper", "dtensor", "device_mesh", "_dtensor", "_dynamo"]
+# Namespaces of torch's own.
+_NAMES = (
+    "aten prims prim prims_libtorch inductor _inductor_test higher_order quantized "
+    "quantized_decomposed _quantized c10d _c10d_functional _c10d_functional_autograd c10d_functional "
+    "profiler rngprims streams debugprims mkldnn mkl onednn sparse static_runtime _caffe2 dist fbgemm "
+    "xnnpack metal vulkan vulkan_prepack symm_mem cuda fsdp _test aoti_custom_ops export __torch__ "
+    "mkldnn_prepacked prepacked flex_gemm cute_dsl dtensor device_mesh _dtensor _dynamo "
 )
+TORCH_NAMESPACES = frozenset(_NAMES.split())
 
 
 class Tap:
@@ -139,7 +145,12 @@ class Listener:
         if inner is None or isinstance(inner, Tap):
             return
         op._op = Tap(self, name, inner)
-        self.undo.append(lambda: setattr(op, "_op", inner) if isinstance(op.__dict__.get("_op"), Tap) else None)
+
+        def back() -> None:
+            if isinstance(op.__dict__.get("_op"), Tap):
+                op._op = inner
+
+        self.undo.append(back)
 
     def tap_overload(self, overload: Any) -> None:
         namespace = overload._schema.name.partition("::")[0]
@@ -166,7 +177,7 @@ def _tensors(value: Any) -> Any:
 
 
 def wrap(owner: Any, name: str, make: Callable[[Any], Any], listener: Listener) -> None:
-    """Replaces ``owner.name`` by ``make(original)``, until the listener is taken away. Does nothing where it is missing."""
+    """Replaces ``owner.name`` by ``make(original)`` until the listener is taken away; nothing where it is missing."""
     original = getattr(owner, name, None)
     if original is None:
         return

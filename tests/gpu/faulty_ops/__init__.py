@@ -1,4 +1,4 @@
-"""Loads the planted faults and gives each op a fake, a gradient and a record, so that only the planted fault is left."""
+"""Loads the planted faults and gives each op a fake, a gradient and a record: only the planted fault is left."""
 
 from __future__ import annotations
 
