@@ -48,6 +48,7 @@ def check(bench: Bench) -> Iterator[Fault]:
                 case,
                 evidence=(f"called with {describe(case)}",),
                 remedies=("add-kernel", "load-library"),
+                severity="error" if bench.recorded else "warning",
             )
             return
     if not bench.recorded and bench.device.type == "cpu":

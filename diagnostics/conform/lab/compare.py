@@ -14,6 +14,14 @@ from opgraft.diagnostics.conform.lab.tree import leaves
 ROOM = 32.0
 
 
+# Results that can be compared: an object of a class of its own says nothing by ``==``.
+PLAIN = (bool, int, float, complex, str, type(None))
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to_dense() if tensor.layout != torch.strided else tensor
+
+
 def epsilon(dtype: torch.dtype) -> float:
     """The spacing of numbers at 1 in ``dtype``; 0 for integers."""
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
@@ -28,6 +36,8 @@ def difference(left: torch.Tensor, right: torch.Tensor) -> float:
     """The largest difference relative to the largest finite value; infinite where NaN or infinity differ."""
     if left.shape != right.shape:
         return math.inf
+    if left.layout != torch.strided or right.layout != torch.strided:
+        left, right = _dense(left), _dense(right)
     if left.numel() == 0:
         return 0.0
     if not (left.dtype.is_floating_point or left.dtype.is_complex):
@@ -59,7 +69,7 @@ def disagree(left: Any, right: Any, terms: int) -> str:
             off = difference(a, b)
             if off > bound(narrow, terms):
                 return f"{where}differs by {_share(off)}"
-        elif not isinstance(a, torch.Tensor) and a != b and not (a != a and b != b):
+        elif isinstance(a, PLAIN) and a != b and not (a != a and b != b):
             return f"{where}is {a!r} against {b!r}"
     return ""
 

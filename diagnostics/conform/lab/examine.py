@@ -182,7 +182,9 @@ def _work(
                         kind = fault.kind or check.kind
                         finding = to_finding(plan, kind, fault)
                         send({"say": "finding", "check": check.name, "finding": msgspec.to_builtins(finding)})
-                        outcome, detail = "fail", fault.message
+                        # A note is a hazard or a price, and no failure.
+                        outcome = "fail" if fault.severity != "note" or outcome == "fail" else outcome
+                        detail = fault.message
                 except NotApplicable as reason:
                     outcome, detail = ("not-applicable", str(reason)) if outcome == "pass" else (outcome, detail)
                 except NotRun as reason:

@@ -65,8 +65,8 @@ def writes(function: ast.FunctionDef) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.AugAssign) and _root(node.target) in foreign:
             yield node.lineno, foreign[_root(node.target)]
         elif isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+            method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            in_place = method.endswith("_") and not method.endswith("__") and method != "requires_grad_"
             if in_place and isinstance(node.func, ast.Attribute) and _root(node.func.value) in foreign:
                 yield node.lineno, foreign[_root(node.func.value)]
             for keyword in node.keywords:
