@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 PACKAGES := $(shell find plugin diagnostics -name __init__.py)
 
-.PHONY: demo test test-short lint format setup bench docs clean
+.PHONY: demo test test-short corpus lint format setup clean
 
 demo: setup ## the main job on a real compiled model, with a report at the end
 	@$(BIN)/python examples/demo.py
@@ -19,6 +19,9 @@ test: setup $(BIN)/.test ## the whole suite
 
 test-short: setup $(BIN)/.test ## the part of the suite that also runs on a second torch
 	@$(BIN)/python -m pytest -m core $(ARGS)
+
+corpus: setup $(BIN)/.test ## how often the diagnosis of the cases under tests/corpus is right
+	@tests/corpus/run $(BIN)/python $(BIN)/opgraft $(ARGS)
 
 lint: setup $(BIN)/.lint ## ruff, mypy --strict and clang-format's check
 	@$(BIN)/ruff check .

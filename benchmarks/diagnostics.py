@@ -4,7 +4,7 @@ Cold compile: the same model is compiled in fresh processes with fresh caches, w
 ``explain``, in pairs whose order alternates. Steady state: one process, a compiled step of about 1 ms with one break
 in it, blocks of steps with and without ``watch()`` in ABBA order. Printed are the ratios of the pairs with a 95 %
 interval (order statistics of the median), the machine and the versions. The bounds that the project sets itself: 1.1
-and 1.01. """
+and 1.01."""
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ def broken_step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def steady_ratios(rounds: int, steps: int = 200) -> tuple[list[float], float]:
     """Watched over plain, one ratio an ABBA block, and the plain step in microseconds."""
+    torch.set_num_threads(1)
     x, weight = torch.randn(192, 320), torch.randn(320, 320)
     step = torch.compile(broken_step, backend="eager")
     for _ in range(20):

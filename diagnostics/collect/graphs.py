@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,21 +21,24 @@ PREFIX = "__compiled_fn"
 
 
 class GraphClock:
-    """The calls of compiled graphs, as one watcher sees them. ``calls`` holds the newest, ``counts`` counts all."""
+    """The calls of compiled graphs, as one watcher sees them. ``calls`` holds the newest."""
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque(maxlen=NEWEST)
-        self.counts: Counter[str] = Counter()
+        self.append = self.calls.append
         self.callees: CalleeTimes | None = None
 
 
 _clocks: list[GraphClock] = []
+_sampling: list[CalleeTimes] = []
 _installed: list[tuple[dict[str, Any], str, Any, Any]] = []
 
 
 def start(clock: GraphClock, existing: bool) -> None:
     """Lets ``clock`` see every graph call from now on; with ``existing`` also of graphs that were compiled before."""
     _clocks.append(clock)
+    if clock.callees is not None:
+        _sampling.append(clock.callees)
     if existing:
         _wrap_existing()
 
@@ -44,6 +47,8 @@ def stop(clock: GraphClock) -> None:
     """Ends that; with the last clock every graph is put back as it was."""
     if clock in _clocks:
         _clocks.remove(clock)
+    if clock.callees in _sampling:
+        _sampling.remove(clock.callees)
     if _clocks:
         return
     for scope, name, graph, timed in _installed:
@@ -56,7 +61,7 @@ def mark_entry() -> None:
     """A compiled callable is entered: where a step can begin."""
     now = time.perf_counter_ns()
     for clock in _clocks:
-        clock.calls.append((ENTRY, now, now))
+        clock.append((ENTRY, now, now))
 
 
 def wrap(scope: dict[str, Any], name: str, identity: str) -> None:
@@ -80,22 +85,20 @@ def _wrap_existing() -> None:
 
 
 def _timed(graph: Callable[..., Any], identity: str) -> Callable[..., Any]:
-    clocks, now = _clocks, time.perf_counter_ns
+    clocks, sampling, now = _clocks, _sampling, time.perf_counter_ns
 
     def compiled_graph(*args: Any, **kwargs: Any) -> Any:
-        for clock in clocks:
-            if clock.callees is not None:
-                clock.callees.enter_graph()
+        for callees in sampling:
+            callees.enter_graph()
         start = now()
         try:
             return graph(*args, **kwargs)
         finally:
-            end = now()
+            call = (identity, start, now())
             for clock in clocks:
-                clock.calls.append((identity, start, end))
-                clock.counts[identity] += 1
-                if clock.callees is not None:
-                    clock.callees.leave_graph(identity)
+                clock.append(call)
+            for callees in sampling:
+                callees.leave_graph(identity)
 
     _compat.skip_code(compiled_graph.__code__)
     return compiled_graph

@@ -21,9 +21,9 @@ _LONGEST_STEP = 4096
 _KEPT = 64
 
 
-def summarise(calls: Sequence[Call], compiles: Sequence[Window] = (), counts: dict[str, int] | None = None) -> Laps:
+def summarise(calls: Sequence[Call], compiles: Sequence[Window] = ()) -> Laps:
     """The step that the calls repeat. Calls before the end of the last compile do not count."""
-    totals = dict(counts) if counts is not None else dict(Counter(name for name, _, _ in calls if name != ENTRY))
+    totals = dict(Counter(name for name, _, _ in calls if name != ENTRY))
     last_compile = max((end for _, end in compiles), default=0)
     warm = [call for call in calls if call[1] >= last_compile]
     names = [name for name, _, _ in warm]

@@ -77,7 +77,7 @@ class Recorder:
     def laps(self) -> Event:
         """The repeating step as seen up to now."""
         samples = self.clock.callees.samples if self.clock.callees is not None else {}
-        laps = summarise(list(self.clock.calls), list(self._windows), dict(self.clock.counts))
+        laps = summarise(list(self.clock.calls), list(self._windows))
         return msgspec.structs.replace(
             laps, callee_us={gap: {name: tuple(us) for name, us in names.items()} for gap, names in samples.items()}
         )

@@ -7,24 +7,17 @@ import msgspec
 from opgraft.diagnostics.diagnose.gather import sort_key
 from opgraft.diagnostics.model import CheckResult, Finding, Report
 
-_FOLLOWS = frozenset(
-    [
-        "missing-fake",
-        "other-break",
-        "recompile",
-        "fake-specializes",
-        "host-code",
-        "host-read",
-        "data-dependent-shape",
-        "opaque-call",
-    ]
-)
+_FOLLOWS = frozenset({"missing-fake", "other-break", "recompile", "fake-specializes", "untraceable-autograd"})
+"""Kinds of the run that can merely follow from an op's fault at the same line."""
+_FOLLOWS_FROM_OP = _FOLLOWS | {"host-code", "host-read", "data-dependent-shape", "opaque-call"}
+"""Kinds that can follow from a fault of the very op that they name."""
+_FAKES = frozenset({"fake-mismatch", "fake-specializes", "missing-fake"})
 
 
 def merge(report: Report, findings: tuple[Finding, ...], checks: tuple[CheckResult, ...]) -> Report:
     """The doctor's findings first. One of the run's that follows from an op's fault is evidence in it, not beside
     it."""
-    extra = list(findings)
+    extra = [found for found in findings if not any(is_misused(seen, found) for seen in report.findings)]
     kept = []
     for seen in report.findings:
         index = next((i for i, found in enumerate(extra) if is_same_cause(found, seen)), None)
@@ -41,11 +34,17 @@ def is_same_cause(found: Finding, seen: Finding) -> bool:
     """True where ``seen`` merely follows from the fault that ``found`` names: same op, or same line."""
     if found.kind == seen.kind:
         return _op(found) == _op(seen) != "" or _place(found) == _place(seen)
-    if found.severity == "note" or seen.kind not in _FOLLOWS:
+    if found.severity == "note":
         return False
-    if _op(found) and (_op(found) == _op(seen) or (seen.kind == "other-break" and _names(seen, _op(found)))):
-        return True
-    return _place(found) == _place(seen) and found.severity in ("error", "warning")
+    if _op(found) and _op(found) == _op(seen):
+        return seen.kind in _FOLLOWS_FROM_OP
+    return _place(found) == _place(seen) and seen.kind in _FOLLOWS
+
+
+def is_misused(seen: Finding, found: Finding) -> bool:
+    """True where the op's fake fails only because of what the call gives it, which is what ``seen`` says."""
+    misuse = seen.kind == "host-read" and seen.severity == "error"
+    return misuse and found.kind in _FAKES and _place(seen) == _place(found)
 
 
 def joined(found: Finding, seen: Finding) -> Finding:

@@ -51,6 +51,7 @@ def report_of(
     noise = found.get(TWIN)
     effects = [i.mde for name, i in found.items() if name not in (TWIN, "eager")]
     ledgers = make_ledgers(rows, facts, first)
+    on_gpu = first.device.startswith("cuda")
     comparison = Comparison(
         arms=with_counts(rows, facts),
         ops=tuple(first.alone) or tuple(dict.fromkeys(s.op for s in first.sites)),
@@ -60,7 +61,7 @@ def report_of(
         copy_bytes_per_second=first.copy_bytes_per_second,
         kernel_share_of_copy=share_of_copy(first),
         ledgers=ledgers,
-        predictions=prediction.predict(rows, facts) if predict and facts is not None else (),
+        predictions=prediction.predict(rows, facts, on_gpu=on_gpu) if predict and facts is not None else (),
         stopped_because=stopped,
         environment=environment_of(readings),
     )
@@ -205,5 +206,7 @@ def _against(
     known = facts.arm(arm.name) if facts is not None else None
     on_gpu = reading.device.startswith("cuda")
     busy = known.kernel_us / known.step_us if known is not None and known.step_us and on_gpu else None
-    boundary = call_overhead.find(op, form.host_us_per_call, form.calls, arm.step_us, busy, on_gpu, places)
+    own = reading.arm(arm.name)
+    called = round(own.op_calls.get(op, 0.0)) if own is not None else 0
+    boundary = call_overhead.find(op, form.host_us_per_call, called, arm.step_us, busy, on_gpu, places)
     return [one for one in (gain, fusion, boundary) if one is not None]

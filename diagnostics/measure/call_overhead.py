@@ -50,7 +50,7 @@ def find(
         host_us: host time a call.
         busy: share of the step in which kernels run; None on a CPU, where every call is exposed.
     """
-    if host_us is None or not step_us or (on_gpu and (busy is None or busy > 0.9)):
+    if host_us is None or not step_us or (on_gpu and (busy is None or busy > 0.7)):
         return None
     share = host_us * calls / step_us
     if share < THRESHOLD:

@@ -17,7 +17,7 @@ from opgraft.diagnostics.measure.arms import BASELINE, Arm, make_arm, plan_arms
 from opgraft.diagnostics.measure.breakdown import Shares, shares
 from opgraft.diagnostics.measure.calls import Call
 from opgraft.diagnostics.measure.facts import ArmFacts, FactsBackend, FactsReading, Recorder
-from opgraft.diagnostics.measure.profile import record
+from opgraft.diagnostics.measure.profile import record, record_turns
 from opgraft.diagnostics.measure.subject import Subject, floating_in, tensors_in
 from opgraft.registry import find, resolve
 
@@ -80,6 +80,9 @@ def collect(
     alive = [a for a in arms if not a.failed]
     taken = _interleaved(alive, question, subject, op_kernels)
     facts = tuple(_facts_of(arm, recorders[arm.name], taken.get(arm.name), segments[arm.name], subject) for arm in arms)
+    host = (
+        isolated.host_us(_form(calls[0], question), calls[0], device, False) if calls and device.type == "cuda" else 0.0
+    )
     ideal = sum(
         int(spec.cost(*c.args, **c.kwargs).bytes) * c.count
         for c in calls
@@ -90,6 +93,7 @@ def collect(
         arms=facts,
         reference=reference,
         alone_us=alone,
+        host_us_per_call=host,
         copy_bytes_per_second=copy_rate,
         ideal_bytes=ideal,
         calls=sum(c.count for c in calls),
@@ -165,17 +169,37 @@ def _interleaved(
     backward = [s.backward for o in question.ops if (s := find(o)) is not None and s.backward is not None]
     ops = frozenset((*question.ops, *(b._schema.name for b in backward)))
     rounds: dict[str, list[tuple[Shares, float, float]]] = {a.name: [] for a in arms}
-    for _ in range(_ROUNDS):
+    counts = {}
+    for arm in arms:
+        with arm.installed():
+            assert arm.step is not None
+            one = clock.settle(arm.step, device, 0.3)
+            counts[arm.name] = max(2, min(20, round(0.03 / max(one, 1e-6))))
+    turns = record_turns({a.name: _installed_step(a) for a in arms}, counts, device, _ROUNDS)
+    for place in range(_ROUNDS):
         for arm in arms:
             with arm.installed():
                 assert arm.step is not None
-                one = clock.sample(arm.step, 1, device)
-                steps = max(2, min(20, round(0.05 / max(one, 1e-6))))
-                # Clocks and caches as in the timed run: the profiled steps follow on busy ones.
-                busy = clock.sample(arm.step, clock.steps_for(one, device, 0.05), device)
+                steps = clock.steps_for(0.05 / counts[arm.name], device, 0.05)
+                busy = clock.sample(arm.step, max(steps, counts[arm.name]), device)
                 enqueue = _enqueue(arm.step, device) if device.type == "cuda" else busy
-                rounds[arm.name].append((shares(record(arm.step, device, steps), ops, op_kernels), enqueue, busy))
+            for taken in turns[arm.name][2 * place : 2 * place + 2]:
+                rounds[arm.name].append((shares(taken, ops, op_kernels), enqueue, busy))
     return {name: _middle(found) for name, found in rounds.items() if found}
+
+
+def _installed_step(arm: Arm) -> Callable[[], Any]:
+    """The arm's step with its swaps held around it: for turns of several arms in one profile."""
+    assert arm.step is not None
+    if not arm.plan.swaps:
+        return arm.step
+    step = arm.step
+
+    def held() -> Any:
+        with arm.installed():
+            return step()
+
+    return held
 
 
 def _enqueue(step: Callable[[], Any], device: torch.device, steps: int = 4) -> float:

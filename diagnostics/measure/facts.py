@@ -159,6 +159,7 @@ class FactsReading(msgspec.Struct, frozen=True, kw_only=True):
     arms: tuple[ArmFacts, ...] = ()
     reference: ArmFacts | None = None
     alone_us: dict[str, float] = {}
+    host_us_per_call: float = 0.0
     copy_bytes_per_second: float = 0.0
     ideal_bytes: int = 0
     calls: int = 0

@@ -18,8 +18,8 @@ from opgraft.diagnostics.measure.arms import BASELINE
 from opgraft.diagnostics.measure.facts import ArmFacts, FactsReading
 from opgraft.diagnostics.model import Ledger, LedgerTerm
 
-# Below this busy share a step is bound by the host: kernels wait for launches and not the other way round.
-HOST_BOUND_BELOW = 0.9
+# A step whose kernels run less than this share of it, and whose host time fills it, waits for launches.
+HOST_BOUND_BELOW = 0.7
 
 
 def make(
@@ -35,8 +35,9 @@ def make(
         return None
     # The steps were taken apart in another process than the one that timed them. Where that ran at another speed, its
     # times are brought to the speed of the timed steps: both were taken without the profiler.
-    speed = baseline_us / base.step_us if base.step_us else 1.0
-    base, own = base.scaled(speed), own.scaled(arm_us / own.step_us if own.step_us else 1.0)
+    # Kernels of a GPU do not follow the speed of the host, and their clocks were kept the same.
+    speed = baseline_us / base.step_us if base.step_us and not on_gpu else 1.0
+    base, own = base.scaled(speed), own.scaled(arm_us / own.step_us if own.step_us and not on_gpu else 1.0)
     form = "raw" if arm == "raw" and "raw" in facts.alone_us else "op"
     alone, reference = facts.alone_us[form] * speed, facts.alone_us[BASELINE] * speed
     # A kernel that left no record of its own (an unregistered function on a CPU) is taken at its time alone.
@@ -192,7 +193,7 @@ def exposed_us(facts: ArmFacts, on_gpu: bool) -> tuple[float, bool]:
     gaps = max(0.0, facts.span_us - facts.kernel_us)
     if not on_gpu:
         return gaps, False
-    if facts.enqueue_us > facts.kernel_us / HOST_BOUND_BELOW:
+    if facts.kernel_us < HOST_BOUND_BELOW * facts.step_us and facts.enqueue_us > 0.9 * facts.step_us:
         return facts.enqueue_us - facts.kernel_us, True
     return min(gaps, max(0.0, facts.step_us - facts.kernel_us)), False
 

@@ -63,7 +63,7 @@ def _row(name: str, readings: Sequence[Reading], ratio: Interval | None, verdict
         ratio_high=math.exp(ratio.high) if ratio else None,
         verdict=verdict,
         breaks=breaks_of(first),
-        graphs=first.graphs,
+        graphs=round(first.regions) if first.regions else first.graphs,
         launches=None if first.launches is None else round(first.launches),
         max_error=first.error,
         reference_error=baseline.error if baseline is not None else None,

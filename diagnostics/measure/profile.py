@@ -6,7 +6,9 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +70,52 @@ def record(step: Callable[[], Any], device: torch.device, steps: int = 1) -> Pro
             step()
         synchronize(device)
     return Profile(tuple(_records(taken)), steps)
+
+
+def record_turns(
+    steps: Mapping[str, Callable[[], Any]],
+    counts: Mapping[str, int],
+    device: torch.device,
+    rounds: int,
+    load: float = 0.3,
+) -> dict[str, list[Profile]]:
+    """Profiles several steps in turns (ABBA) under one load: clocks and caches are then those of interleaved timing.
+
+    Args:
+        counts: steps in a turn, by name.
+        load: seconds of the same turns before the first that counts, with the profiler on already.
+    """
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    order = [*steps, *reversed(list(steps))]
+    synchronize(device)
+    with _quiet(), profile(activities=activities, acc_events=True) as taken:
+        end = time.monotonic() + load
+        while time.monotonic() < end:
+            for name in order:
+                _turn(steps[name], counts[name], device)
+        for _ in range(rounds):
+            for name in order:
+                with torch.profiler.record_function(_TURN + name):
+                    _turn(steps[name], counts[name], device)
+    records = sorted(_records(taken), key=lambda r: r.start)
+    turns = [r for r in records if r.kind == "host" and r.name.startswith(_TURN)]
+    starts = [r.start for r in records]
+    found: dict[str, list[Profile]] = {name: [] for name in steps}
+    for turn in turns:
+        inside = records[bisect_left(starts, turn.start) : bisect_right(starts, turn.end)]
+        name = turn.name.removeprefix(_TURN)
+        own = tuple(r for r in inside if not r.name.startswith(_TURN))
+        found[name].append(Profile(own, counts[name]))
+    return found
+
+
+_TURN = "opgraft turn: "
+
+
+def _turn(step: Callable[[], Any], count: int, device: torch.device) -> None:
+    for _ in range(count):
+        step()
+    synchronize(device)
 
 
 def _records(taken: Any) -> Iterator[Record]:

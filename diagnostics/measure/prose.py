@@ -121,7 +121,7 @@ def _reason(term: LedgerTerm) -> str:
         moved = f" you now move {data(term.bytes_per_step)} more" if term.bytes_per_step else ""
         launches = f" in {term.launches_per_step} more launches" if term.launches_per_step else ""
         return f"The compiler had fused what stands around it;{moved}{launches}: {amount} a step{_priced(term)}."
-    return f"{term.name[0].upper()}{term.name[1:]} {'saves' if saved else 'costs'} {amount} a step{_priced(term)}."
+    return f"{term.name[0].upper()}{term.name[1:]}: {amount} a step {'saved' if saved else 'lost'}{_priced(term)}."
 
 
 def _priced(term: LedgerTerm) -> str:
@@ -130,16 +130,16 @@ def _priced(term: LedgerTerm) -> str:
 
 def _raw(raw: ArmResult, arm: ArmResult) -> str:
     if raw.breaks:
-        breaks = f"{raw.breaks} graph break{'s' if raw.breaks != 1 else ''} a step"
+        breaks = f"{raw.breaks} gap{'s' if raw.breaks != 1 else ''} in eager between graphs"
         apart = None not in (raw.ratio_high, raw.ratio_low, arm.ratio_low, arm.ratio_high) and (
             (raw.ratio_high or 0) < (arm.ratio_low or 0) or (raw.ratio_low or 0) > (arm.ratio_high or 0)
         )
         if raw.step_us and arm.step_us and apart:
             extra = raw.step_us - arm.step_us
             change = f"{us(abs(extra))} {'longer' if extra > 0 else 'shorter'}"
-            return f"Unregistered, the same kernel makes {breaks}, and the step is {change} than with it registered."
+            return f"Unregistered, the same kernel leaves {breaks}, and the step is {change} than with it registered."
         return (
-            f"Unregistered, the same kernel makes {breaks}; no difference in time to the registered one was resolved."
+            f"Unregistered, the same kernel leaves {breaks}; no difference in time to the registered one was resolved."
         )
     return ""
 

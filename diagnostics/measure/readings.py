@@ -37,9 +37,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         "no-site",
         "process-failed",
         "not-checked",
-        "one-process",
         "throttled",
-        "hot-cache",
     ]
     message: str
     arm: str = ""
@@ -49,11 +47,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def voids(self) -> bool:
         """True where no verdict may be given while this stands."""
-        return self.about not in ("arm-failed", "no-reference-values", "process-failed", "one-process", "hot-cache")
+        return self.about not in ("arm-failed", "no-memory", "no-reference-values", "process-failed")
 
 
 class ArmReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One arm in one process. Counts are per step; None where the process could not tell."""
+    """One arm in one process. Counts are per step; None where the process could not tell.
+
+    ``op_runs`` counts an op however it was seen, ``op_calls`` only calls from the host: a replayed CUDA graph makes none.
+    """
 
     name: str
     failed: str = ""
@@ -63,6 +64,7 @@ class ArmReading(msgspec.Struct, frozen=True, kw_only=True):
     busy_us: float | None = None
     enqueue_us: float | None = None
     op_runs: dict[str, float] = {}
+    op_calls: dict[str, float] = {}
     error: float | None = None
     allowed: float | None = None
     compile_seconds: float | None = None

@@ -22,6 +22,8 @@ from opgraft.registry import find, resolve
 
 Progress = Callable[[str, float], None]
 
+_NO_ROOM = "does not fit in memory"
+
 
 @dataclass(frozen=True)
 class Question:
@@ -88,6 +90,9 @@ def run(
         series = time_arms(alive, subject, question, tell, enough)
         if series.recompiled:
             problems += [_recompiles(name) for name in series.recompiled]
+        held = sum(b.conditions.throttled for b in series.blocks)
+        if held:
+            problems.append(_throttled(held, len(series.blocks)))
     alone: dict[str, dict[str, AloneReading]] = {}
     copy_rate = None
     ideal: dict[str, int] = {}
@@ -170,7 +175,7 @@ def compile_arms(
         except KeyboardInterrupt:
             raise
         except torch.OutOfMemoryError:
-            arm.failed = "does not fit in memory"
+            arm.failed = _NO_ROOM
             torch.cuda.empty_cache()
         except Exception as error:  # whatever the user's model or a compiler raises belongs into the report
             arm.failed = _first_line(error)
@@ -183,10 +188,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def _failure(arm: Arm) -> Problem:
-    about = "no-memory" if arm.failed == "does not fit in memory" else "arm-failed"
-    return Problem(
-        about="arm-failed", arm=arm.name, message=f"the arm {arm.name} fails: {arm.failed}", evidence=(about,)
-    )
+    message = f"the arm {arm.name} fails: {arm.failed}"
+    if arm.failed == _NO_ROOM:
+        return Problem(about="no-memory", arm=arm.name, message=message)
+    return Problem(about="arm-failed", arm=arm.name, message=message)
 
 
 def _recompiles(name: str) -> Problem:
@@ -195,6 +200,14 @@ def _recompiles(name: str) -> Problem:
         arm=name,
         message=f"the arm {name} compiles again while it is timed: a guard fails at every step, and compile time is no "
         "step time",
+    )
+
+
+def _throttled(held: int, blocks: int) -> Problem:
+    return Problem(
+        about="throttled",
+        message=f"the device was throttled by heat or by its hardware in {held} of {blocks} blocks, also when they "
+        "were done again: the arms did not run at one speed",
     )
 
 
@@ -487,6 +500,7 @@ def _reading(
         launches=len(on_device) / profile.steps if profile is not None and on_device else None,
         busy_us=busy_us(on_device) / profile.steps if profile is not None and on_device else None,
         op_runs=runs.get(arm.name, {}),
+        op_calls={} if profile is None else {op: profile.count(op.split(".")[0]) for op in runs.get(arm.name, {})},
         error=error.error if error is not None else None,
         allowed=error.allowed if error is not None else None,
         compile_seconds=timings[arm.name][0] if arm.name in timings and arm.plan.compiled else None,

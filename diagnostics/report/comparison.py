@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from opgraft.diagnostics.measure.prose import data, us
+from opgraft.diagnostics.measure.prose import data, reliable, us
 from opgraft.diagnostics.model import ArmResult, Comparison, Ledger, LedgerTerm, Prediction
 
 _RATIO = "against compiler"
@@ -143,6 +143,8 @@ def _bounds(ledger: Ledger) -> str:
         facts.append(f"the op is {ledger.share_of_step:.1%} of the step")
     if ledger.amdahl_bound is not None:
         facts.append(f"by its isolated speed alone the step would be {ledger.amdahl_bound:.3f}x (Amdahl)")
+    if ledger.unexplained_share is not None and not reliable(ledger):
+        facts.append(f"{ledger.unexplained_share:.0%} of the step unexplained: too much for these terms to name causes")
     return " · ".join(facts)
 
 
@@ -177,7 +179,7 @@ def comparison_html(comparison: Comparison) -> str:
     """
     from opgraft.diagnostics.report import figures
 
-    parts = ['<section class="comparison">', "<h2>With the op and without it</h2>"]
+    parts = ['<section class="comparison">']
     if comparison.sentence:
         parts.append(f'<p class="verdict">{_text(comparison.sentence)}</p>')
     if comparison.arms:

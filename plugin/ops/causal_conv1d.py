@@ -7,7 +7,7 @@ decoding step (causal_conv1d_update.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -377,6 +377,20 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("expanded", (maker.normal(1, 6, 1).expand(3, 6, 20), weight, bias, state, *rest))
 
 
+def large(device: torch.device, dtype: torch.dtype) -> tuple[Sample, Callable[[Any], None]]:
+    """Over 2^31 elements; the last channels are compared, out of reach of a 32-bit index."""
+    channels, length = 2**19 + 1, 4099
+    x = torch.ones(1, channels, length, device=device, dtype=dtype)
+    x[:, -2:] = Maker(device, dtype).normal(1, 2, length)
+    weight, bias = Maker(device, dtype, seed=1).normal(channels, 4), Maker(device, dtype, seed=2).normal(channels)
+
+    def check(found: tuple[torch.Tensor, torch.Tensor]) -> None:
+        wanted = reference(x[:, -2:], weight[-2:], bias[-2:], None, None, True, False)
+        torch.testing.assert_close((found[0][:, -2:], found[1][:, -2:]), wanted)
+
+    return Sample("over 2^31 elements", (x, weight, bias, None, None, True, False)), check
+
+
 def reference_backward(
     grad: torch.Tensor, grad_final: torch.Tensor | None, *inputs: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -463,7 +477,16 @@ shard(_op, _rule(_KINDS, ("x", "state")))
 shard(_backward_op, _rule(("x", "state", *_KINDS), ("x", "weight", "weight", "state")))
 
 SPEC = register(
-    OpSpec(_op, reference, samples=samples, cost=cost, public=apply, backward=_backward_op, owner="opgraft")
+    OpSpec(
+        _op,
+        reference,
+        samples=samples,
+        cost=cost,
+        public=apply,
+        backward=_backward_op,
+        large=large,
+        owner="opgraft",
+    )
 )
 BACKWARD_SPEC = register(
     OpSpec(_backward_op, reference_backward, samples=backward_samples, cost=backward_cost, owner="opgraft")

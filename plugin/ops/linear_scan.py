@@ -235,6 +235,19 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("decay negative", (maker.uniform(4, 700, low=-1.0), maker.normal(4, 700), None, 1, False))
 
 
+def large(device: torch.device, dtype: torch.dtype) -> tuple[Sample, Callable[[Any], None]]:
+    """Over 2^31 elements; the first and the last row are compared, the latter out of reach of a 32-bit index."""
+    shape = (2**19 + 1, 4099)
+    decay, update = (torch.full(shape, value, device=device, dtype=dtype) for value in (0.5, 1.0))
+    decay[-1], update[-1] = Maker(device, dtype).uniform(4099), Maker(device, dtype, seed=1).normal(4099)
+
+    def check(h: torch.Tensor) -> None:
+        for row in (0, -1):
+            torch.testing.assert_close(h[row], reference(decay[row], update[row]))
+
+    return Sample("over 2^31 elements", (decay, update, None, -1, False)), check
+
+
 def reference_backward(
     grad: torch.Tensor,
     decay: torch.Tensor,
@@ -335,7 +348,16 @@ shard(_op, _rule(tensors=2, outputs=1, steps=0))
 shard(_backward_op, _rule(tensors=3, outputs=3, steps=1))
 
 SPEC = register(
-    OpSpec(_op, reference, samples=samples, cost=cost, public=linear_scan, backward=_backward_op, owner="opgraft")
+    OpSpec(
+        _op,
+        reference,
+        samples=samples,
+        cost=cost,
+        public=linear_scan,
+        backward=_backward_op,
+        large=large,
+        owner="opgraft",
+    )
 )
 BACKWARD_SPEC = register(
     OpSpec(_backward_op, reference_backward, samples=backward_samples, cost=backward_cost, owner="opgraft")

@@ -85,7 +85,7 @@ def test_facts_of_a_slower_process_are_brought_to_the_speed_of_the_timed_steps()
             "alone_us": {k: 2 * v for k, v in FACTS.alone_us.items()},
         }
     )
-    once, twice = (ledger.make("op", f, 7300, 8000, on_gpu=True) for f in (FACTS, slow))
+    once, twice = (ledger.make("op", f, 7300, 8000, on_gpu=False) for f in (FACTS, slow))
     assert once is not None
     assert twice is not None
     assert [t.us_per_step for t in twice.terms] == pytest.approx([t.us_per_step for t in once.terms])
@@ -101,10 +101,10 @@ def test_an_arm_without_facts_has_no_ledger() -> None:
 
 
 def test_the_prediction_uses_the_graph_and_not_the_times_of_the_op_arm() -> None:
-    foretold = prediction.step_us(7300, COMPILER, OP, FACTS)
+    foretold = prediction.step_us(7300, COMPILER, OP, FACTS, on_gpu=True)
     assert foretold == pytest.approx(7300 + (2056 - 2496) + 4300 * MB / 4e12 * 1e6)
     slower = OP.scaled(3)
-    assert prediction.step_us(7300, COMPILER, slower, FACTS) == foretold
+    assert prediction.step_us(7300, COMPILER, slower, FACTS, on_gpu=True) == foretold
 
 
 def test_the_paragraph_says_effect_cause_and_advice() -> None:
@@ -135,3 +135,15 @@ def test_an_op_of_torchs_own_kernels_is_not_counted_twice_on_a_gpu() -> None:
     terms = {t.name: t.us_per_step for t in found.terms}
     assert terms["other kernels"] == pytest.approx(4705 + 2150 - 2056 - 4700)
     assert sum(v or 0 for v in terms.values()) == pytest.approx(700)
+
+
+def test_a_replayed_graph_with_short_gaps_does_not_wait_for_the_host() -> None:
+    replayed = ArmFacts(name="op", generated_us=290, span_us=330, enqueue_us=340, step_us=342)
+    assert ledger.exposed_us(replayed, True) == (40, False)
+
+
+def test_where_the_host_is_waited_for_a_call_is_foretold_at_its_own_host_time() -> None:
+    base = ArmFacts(**{**_fields(COMPILER), "step_us": 20_000.0, "enqueue_us": 19_800.0})
+    facts = FactsReading(**{**_fields(FACTS), "host_us_per_call": 40.0})
+    busy, waiting = (prediction.step_us(7300, b, OP, facts, on_gpu=True) for b in (COMPILER, base))
+    assert waiting - busy == pytest.approx(8 * 40.0)

@@ -52,11 +52,34 @@ def watch(listener: Listener, graphs: list[Graph]) -> None:
             if listener.on and len(graphs) < MOST_GRAPHS:
                 with contextlib.suppress(Exception):
                     keep(self, gm, listener.book, graphs)
-            return original(self, gm, *args, **kwargs)
+            suspect = None
+            if listener.on:
+                with contextlib.suppress(Exception):
+                    suspect = statement(gm)
+            try:
+                return original(self, gm, *args, **kwargs)
+            except Exception as error:
+                if listener.on and suspect is not None:
+                    text = f"{type(error).__name__}: {error}"[:4000]
+                    listener.book.events.append({"what": "backend-failed", "where": suspect, "text": text})
+                raise
 
         return call_user_compiler
 
     wrap(output_graph.OutputGraph, "call_user_compiler", around, listener)
+
+
+def statement(gm: Any) -> Location | None:
+    """The statement around which a compile of this graph most likely fails: one that puts a custom op into a branch or
+    a loop of the compiler's, else one that calls a custom op. None for a graph without custom ops."""
+    inner = {name: any(True for _ in custom_nodes(module.graph)) for name, module in gm.named_children() if hasattr(module, "graph")}
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and any(inner.get(str(getattr(arg, "target", ""))) for arg in node.args):
+            place = from_text(str(node.meta.get("stack_trace") or ""))
+            if place is not None:
+                return place
+    places = [from_text(str(node.meta.get("stack_trace") or "")) for _, node in custom_nodes(gm.graph)]
+    return next((place for place in places if place is not None), None)
 
 
 def keep(output_graph: Any, gm: Any, book: Book, graphs: list[Graph]) -> None:
@@ -191,5 +214,6 @@ def written_back(graph: Any) -> Iterator[tuple[str, int]]:
             while source not in written and source.args and hasattr(source.args[0], "op"):
                 source = source.args[0]
             value = node.args[0].meta.get("val")
-            if source in written and value is not None:
+            # An op that wrote the input itself leaves nothing to copy.
+            if source in written and source is not node.args[0] and value is not None:
                 yield written[source], int(value.numel()) * value.element_size()

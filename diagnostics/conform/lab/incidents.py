@@ -115,6 +115,14 @@ def of_events(book: Book) -> Iterator[Finding]:
             else:
                 message = f"no op {name} is registered: the library that registers it is not loaded"
                 yield make("missing-kernel", message, where, name, "load-library", "add-kernel")
+        elif what == "backend-failed":
+            first = _first_line(text)
+            if not book.error or first[:60] not in book.error and text.partition(": ")[2][:60] not in book.error:
+                continue
+            yield make(
+                "compiler-bug", f"the compiler fails at this statement: {first[:300]}", where, "", "work-around",
+                "update-torch", evidence=(text[:1500],),
+            )
         elif what == "no-double-backward":
             asked = next((e["where"] for e in book.events if e["what"] == "create_graph" and e["where"]), where)
             yield make(
