@@ -18,17 +18,18 @@ namespace cpu {
 Tensor gelu(const Tensor& x);
 Tensor gelu_backward(const Tensor& grad, const Tensor& x);
 Tensor linear_scan(const Tensor& decay, const Tensor& update, const OptionalTensor& initial, int64_t dim, bool reverse);
-std::tuple<Tensor, Tensor, Tensor> linear_scan_backward(const Tensor& grad, const Tensor& decay,
-                                                        const Tensor& output, const OptionalTensor& initial,
-                                                        int64_t dim, bool reverse);
+std::tuple<Tensor, Tensor, Tensor> linear_scan_backward(const Tensor& grad, const Tensor& decay, const Tensor& output,
+                                                        const OptionalTensor& initial, int64_t dim, bool reverse);
 // channel_last: x is (batch, length, channels), else (batch, channels, length). States are (batch, channels, steps).
 std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                                         const OptionalTensor& initial_state, const OptionalTensor& seq_idx,
-                                         bool silu, bool channel_last);
-std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
-    const Tensor& grad, const OptionalTensor& grad_final, const Tensor& x, const Tensor& weight,
-    const OptionalTensor& bias, const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
-    bool channel_last);
+                                         const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
+                                         bool channel_last);
+std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, const OptionalTensor& grad_final,
+                                                                  const Tensor& x, const Tensor& weight,
+                                                                  const OptionalTensor& bias,
+                                                                  const OptionalTensor& initial_state,
+                                                                  const OptionalTensor& seq_idx, bool silu,
+                                                                  bool channel_last);
 std::tuple<Tensor, Tensor> causal_conv1d_update(const Tensor& x, const Tensor& state, const Tensor& weight,
                                                 const OptionalTensor& bias, bool silu);
 Tensor causal_conv1d_update_(const Tensor& x, Tensor state, const Tensor& weight, const OptionalTensor& bias,
@@ -55,17 +56,18 @@ namespace cuda {
 Tensor gelu(const Tensor& x);
 Tensor gelu_backward(const Tensor& grad, const Tensor& x);
 Tensor linear_scan(const Tensor& decay, const Tensor& update, const OptionalTensor& initial, int64_t dim, bool reverse);
-std::tuple<Tensor, Tensor, Tensor> linear_scan_backward(const Tensor& grad, const Tensor& decay,
-                                                        const Tensor& output, const OptionalTensor& initial,
-                                                        int64_t dim, bool reverse);
+std::tuple<Tensor, Tensor, Tensor> linear_scan_backward(const Tensor& grad, const Tensor& decay, const Tensor& output,
+                                                        const OptionalTensor& initial, int64_t dim, bool reverse);
 // channel_last: x is (batch, length, channels), else (batch, channels, length). States are (batch, channels, steps).
 std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                                         const OptionalTensor& initial_state, const OptionalTensor& seq_idx,
-                                         bool silu, bool channel_last);
-std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
-    const Tensor& grad, const OptionalTensor& grad_final, const Tensor& x, const Tensor& weight,
-    const OptionalTensor& bias, const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
-    bool channel_last);
+                                         const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
+                                         bool channel_last);
+std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, const OptionalTensor& grad_final,
+                                                                  const Tensor& x, const Tensor& weight,
+                                                                  const OptionalTensor& bias,
+                                                                  const OptionalTensor& initial_state,
+                                                                  const OptionalTensor& seq_idx, bool silu,
+                                                                  bool channel_last);
 std::tuple<Tensor, Tensor> causal_conv1d_update(const Tensor& x, const Tensor& state, const Tensor& weight,
                                                 const OptionalTensor& bias, bool silu);
 Tensor causal_conv1d_update_(const Tensor& x, Tensor state, const Tensor& weight, const OptionalTensor& bias,

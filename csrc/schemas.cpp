@@ -15,8 +15,7 @@ STABLE_TORCH_LIBRARY(opgraft, m) {
   m.def(
       "causal_conv1d_backward(Tensor grad, Tensor? grad_final, Tensor x, Tensor weight, Tensor? bias, "
       "Tensor? initial_state, Tensor? seq_idx, bool silu, bool channel_last) -> (Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "causal_conv1d_update(Tensor x, Tensor state, Tensor weight, Tensor? bias, bool silu) -> (Tensor, Tensor)");
+  m.def("causal_conv1d_update(Tensor x, Tensor state, Tensor weight, Tensor? bias, bool silu) -> (Tensor, Tensor)");
   m.def("causal_conv1d_update_(Tensor x, Tensor(a!) state, Tensor weight, Tensor? bias, bool silu) -> Tensor");
   m.def(
       "selective_scan(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, "

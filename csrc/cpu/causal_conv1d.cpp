@@ -92,28 +92,44 @@ OPGRAFT_INLINE double dot(const A* x, const A* y, int64_t length) {
 template <typename A>
 OPGRAFT_INLINE void convolve_any(const A* row, const A* weight, A bias, A* out, int64_t length, int width) {
   switch (width) {
-    case 1: return convolve<A, 1>(row, weight, bias, out, length);
-    case 2: return convolve<A, 2>(row, weight, bias, out, length);
-    case 3: return convolve<A, 3>(row, weight, bias, out, length);
-    case 4: return convolve<A, 4>(row, weight, bias, out, length);
-    case 5: return convolve<A, 5>(row, weight, bias, out, length);
-    case 6: return convolve<A, 6>(row, weight, bias, out, length);
-    case 7: return convolve<A, 7>(row, weight, bias, out, length);
-    default: return convolve<A, 8>(row, weight, bias, out, length);
+    case 1:
+      return convolve<A, 1>(row, weight, bias, out, length);
+    case 2:
+      return convolve<A, 2>(row, weight, bias, out, length);
+    case 3:
+      return convolve<A, 3>(row, weight, bias, out, length);
+    case 4:
+      return convolve<A, 4>(row, weight, bias, out, length);
+    case 5:
+      return convolve<A, 5>(row, weight, bias, out, length);
+    case 6:
+      return convolve<A, 6>(row, weight, bias, out, length);
+    case 7:
+      return convolve<A, 7>(row, weight, bias, out, length);
+    default:
+      return convolve<A, 8>(row, weight, bias, out, length);
   }
 }
 
 template <typename A>
 OPGRAFT_INLINE void convolve_transposed_any(const A* grad, const A* weight, A* out, int64_t length, int width) {
   switch (width) {
-    case 1: return convolve_transposed<A, 1>(grad, weight, out, length);
-    case 2: return convolve_transposed<A, 2>(grad, weight, out, length);
-    case 3: return convolve_transposed<A, 3>(grad, weight, out, length);
-    case 4: return convolve_transposed<A, 4>(grad, weight, out, length);
-    case 5: return convolve_transposed<A, 5>(grad, weight, out, length);
-    case 6: return convolve_transposed<A, 6>(grad, weight, out, length);
-    case 7: return convolve_transposed<A, 7>(grad, weight, out, length);
-    default: return convolve_transposed<A, 8>(grad, weight, out, length);
+    case 1:
+      return convolve_transposed<A, 1>(grad, weight, out, length);
+    case 2:
+      return convolve_transposed<A, 2>(grad, weight, out, length);
+    case 3:
+      return convolve_transposed<A, 3>(grad, weight, out, length);
+    case 4:
+      return convolve_transposed<A, 4>(grad, weight, out, length);
+    case 5:
+      return convolve_transposed<A, 5>(grad, weight, out, length);
+    case 6:
+      return convolve_transposed<A, 6>(grad, weight, out, length);
+    case 7:
+      return convolve_transposed<A, 7>(grad, weight, out, length);
+    default:
+      return convolve_transposed<A, 8>(grad, weight, out, length);
   }
 }
 
@@ -178,28 +194,28 @@ OPGRAFT_INLINE void weight_gradients(const A* row, const A* grad, double* grad_w
 }
 
 // target_clones does not take templates: one plain function a type.
-#define OPGRAFT_CONV_SUMS(A)                                                                                          \
-  OPGRAFT_CLONES void sum_taps(const A* row, const A* weight, A bias, A* out, int64_t length, int width, bool silu) { \
-    convolve_any(row, weight, bias, out, length, width);                                                              \
-    if (silu) activate_row(out, length);                                                                              \
-  }                                                                                                                   \
-  OPGRAFT_CLONES void activate_loop(A* row, int64_t length) { activate_row(row, length); }                            \
-  OPGRAFT_CLONES void slope_loop(const A* sum, A* grad, int64_t length) { scale_by_slope(sum, grad, length); }        \
-  OPGRAFT_CLONES void spread_taps(const A* grad, const A* weight, A* out, int64_t length, int width) {                \
-    convolve_transposed_any(grad, weight, out, length, width);                                                        \
-  }                                                                                                                   \
-  OPGRAFT_CLONES void weight_loop(const A* row, const A* grad, double* grad_weight, double* grad_bias,                \
-                                  int64_t length, int width) {                                                        \
-    weight_gradients(row, grad, grad_weight, grad_bias, length, width);                                               \
+#define OPGRAFT_CONV_SUMS(A)                                                                                           \
+  OPGRAFT_CLONES void sum_taps(const A* row, const A* weight, A bias, A* out, int64_t length, int width, bool silu) {  \
+    convolve_any(row, weight, bias, out, length, width);                                                               \
+    if (silu) activate_row(out, length);                                                                               \
+  }                                                                                                                    \
+  OPGRAFT_CLONES void activate_loop(A* row, int64_t length) { activate_row(row, length); }                             \
+  OPGRAFT_CLONES void slope_loop(const A* sum, A* grad, int64_t length) { scale_by_slope(sum, grad, length); }         \
+  OPGRAFT_CLONES void spread_taps(const A* grad, const A* weight, A* out, int64_t length, int width) {                 \
+    convolve_transposed_any(grad, weight, out, length, width);                                                         \
+  }                                                                                                                    \
+  OPGRAFT_CLONES void weight_loop(const A* row, const A* grad, double* grad_weight, double* grad_bias, int64_t length, \
+                                  int width) {                                                                         \
+    weight_gradients(row, grad, grad_weight, grad_bias, length, width);                                                \
   }
 OPGRAFT_CONV_SUMS(float)
 OPGRAFT_CONV_SUMS(double)
 
 #define OPGRAFT_CONV_MOVES(T, A)                                                                                     \
-  OPGRAFT_CLONES void read_rows(const T* in, int64_t stride, A* out, int64_t pitch, int64_t rows, int64_t length) {   \
+  OPGRAFT_CLONES void read_rows(const T* in, int64_t stride, A* out, int64_t pitch, int64_t rows, int64_t length) {  \
     stride == 1 && rows == 1 ? widen_row(in, out, length) : widen_columns(in, stride, out, pitch, rows, length);     \
   }                                                                                                                  \
-  OPGRAFT_CLONES void write_rows(const A* in, int64_t pitch, T* out, int64_t stride, int64_t rows, int64_t length) {  \
+  OPGRAFT_CLONES void write_rows(const A* in, int64_t pitch, T* out, int64_t stride, int64_t rows, int64_t length) { \
     stride == 1 && rows == 1 ? narrow_row(in, out, length) : narrow_columns(in, pitch, out, stride, rows, length);   \
   }
 OPGRAFT_CONV_MOVES(float, float)
@@ -231,8 +247,7 @@ template <typename T>
 void read_history(const Arguments<T>& a, int64_t b, int64_t channel, Accumulate<T>* row) {
   const int history = a.shape.width - 1;
   for (int j = 0; j < history; ++j) {
-    row[j - history] =
-        a.initial ? widen(a.initial[(b * a.shape.channels + channel) * history + j]) : Accumulate<T>(0);
+    row[j - history] = a.initial ? widen(a.initial[(b * a.shape.channels + channel) * history + j]) : Accumulate<T>(0);
   }
 }
 
@@ -275,8 +290,7 @@ void forward_rows(const Arguments<T>& a, int64_t b, int64_t first, int64_t rows,
   for (int64_t r = 0; r < rows; ++r) {
     for (int j = 0; j < history; ++j) {
       const bool seen = !seq_idx || s.length == 0 || sees(seq_idx, s.length - 1, history - 1 - j);
-      final_state[(b * s.channels + first + r) * history + j] =
-          narrow<T>(seen ? row0[r * PITCH + j - history] : A(0));
+      final_state[(b * s.channels + first + r) * history + j] = narrow<T>(seen ? row0[r * PITCH + j - history] : A(0));
     }
   }
 }
@@ -376,11 +390,13 @@ int64_t channel_groups(const ConvShape& shape) {
   return shape.channel_last ? (shape.channels + CHANNELS - 1) / CHANNELS : shape.channels;
 }
 
-int64_t grain(int64_t elements_each) { return std::max<int64_t>(1, GRAIN_ELEMENTS / std::max<int64_t>(1, elements_each)); }
+int64_t grain(int64_t elements_each) {
+  return std::max<int64_t>(1, GRAIN_ELEMENTS / std::max<int64_t>(1, elements_each));
+}
 
 template <typename T>
-void update_rows(const ConvShape& s, const T* x, const T* state, const T* weight, const T* bias, T* out,
-                 T* new_state, bool silu, int64_t begin, int64_t end) {
+void update_rows(const ConvShape& s, const T* x, const T* state, const T* weight, const T* bias, T* out, T* new_state,
+                 bool silu, int64_t begin, int64_t end) {
   using A = Accumulate<T>;
   for (int64_t row = begin; row < end; ++row) {
     const int64_t c = row % s.channels;
@@ -400,8 +416,8 @@ void update_rows(const ConvShape& s, const T* x, const T* state, const T* weight
 }  // namespace
 
 std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                                         const OptionalTensor& initial_state, const OptionalTensor& seq_idx,
-                                         bool silu, bool channel_last) {
+                                         const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
+                                         bool channel_last) {
   const ConvShape shape = check_conv("causal_conv1d", x, weight, bias, initial_state, seq_idx, channel_last);
   const Tensor in = as_contiguous(x), weights = as_contiguous(weight);
   const OptionalTensor biases = as_contiguous(bias), start = as_contiguous(initial_state);
@@ -410,8 +426,13 @@ std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, 
   Tensor final_state = new_contiguous(x, std::vector<int64_t>{shape.batch, shape.channels, shape.width - 1});
   dispatch_floating("causal_conv1d", x, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const Arguments<T> arguments{shape, in.const_data_ptr<T>(), weights.const_data_ptr<T>(), optional_data<T>(biases),
-                                 optional_data<T>(start), optional_data<int32_t>(sequences), silu};
+    const Arguments<T> arguments{shape,
+                                 in.const_data_ptr<T>(),
+                                 weights.const_data_ptr<T>(),
+                                 optional_data<T>(biases),
+                                 optional_data<T>(start),
+                                 optional_data<int32_t>(sequences),
+                                 silu};
     T *y = out.mutable_data_ptr<T>(), *last = final_state.mutable_data_ptr<T>();
     const int64_t groups = channel_groups(shape);
     const int64_t each = shape.length * (channel_last ? CHANNELS : 1);
@@ -426,10 +447,12 @@ std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, 
   return {out, final_state};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
-    const Tensor& grad, const OptionalTensor& grad_final, const Tensor& x, const Tensor& weight,
-    const OptionalTensor& bias, const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
-    bool channel_last) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, const OptionalTensor& grad_final,
+                                                                  const Tensor& x, const Tensor& weight,
+                                                                  const OptionalTensor& bias,
+                                                                  const OptionalTensor& initial_state,
+                                                                  const OptionalTensor& seq_idx, bool silu,
+                                                                  bool channel_last) {
   const char* op = "causal_conv1d_backward";
   const ConvShape shape =
       check_conv_backward(op, grad, grad_final, x, weight, bias, initial_state, seq_idx, channel_last);
@@ -441,16 +464,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
   Tensor grad_initial = new_contiguous(x, std::vector<int64_t>{shape.batch, shape.channels, shape.width - 1});
   dispatch_floating(op, x, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const Arguments<T> arguments{shape, in.const_data_ptr<T>(), weights.const_data_ptr<T>(), optional_data<T>(biases),
-                                 optional_data<T>(start), optional_data<int32_t>(sequences), silu};
-    const Gradients<T> gradients{up.const_data_ptr<T>(),         optional_data<T>(up_final),
-                                 grad_x.mutable_data_ptr<T>(),   grad_weight.mutable_data_ptr<T>(),
+    const Arguments<T> arguments{shape,
+                                 in.const_data_ptr<T>(),
+                                 weights.const_data_ptr<T>(),
+                                 optional_data<T>(biases),
+                                 optional_data<T>(start),
+                                 optional_data<int32_t>(sequences),
+                                 silu};
+    const Gradients<T> gradients{up.const_data_ptr<T>(),          optional_data<T>(up_final),
+                                 grad_x.mutable_data_ptr<T>(),    grad_weight.mutable_data_ptr<T>(),
                                  grad_bias.mutable_data_ptr<T>(), grad_initial.mutable_data_ptr<T>()};
     const int64_t each = shape.length * shape.batch * (channel_last ? CHANNELS : 1);
     parallel_for(0, channel_groups(shape), grain(each), [=](int64_t begin, int64_t end) {
-      for_channel_groups(shape, begin, end, [&](int64_t first, int64_t rows) {
-        backward_channels(arguments, gradients, first, rows);
-      });
+      for_channel_groups(shape, begin, end,
+                         [&](int64_t first, int64_t rows) { backward_channels(arguments, gradients, first, rows); });
     });
   });
   return {grad_x, grad_weight, grad_bias, grad_initial};

@@ -135,13 +135,13 @@ OPGRAFT_INLINE void backward_any(const T* grad, const T* decay, const T* output,
 }
 
 // target_clones does not take templates: one plain function a dtype.
-#define OPGRAFT_LINEAR_SCAN_WALKS(T)                                                                                \
-  OPGRAFT_CLONES void forward_rows(const T* decay, const T* update, const T* initial, T* output, Walk walk) {       \
-    forward_any(decay, update, initial, output, walk);                                                              \
-  }                                                                                                                 \
-  OPGRAFT_CLONES void backward_rows(const T* grad, const T* decay, const T* output, const T* initial,               \
-                                    T* grad_decay, T* grad_update, T* grad_initial, Walk walk) {                    \
-    backward_any(grad, decay, output, initial, grad_decay, grad_update, grad_initial, walk);                        \
+#define OPGRAFT_LINEAR_SCAN_WALKS(T)                                                                                 \
+  OPGRAFT_CLONES void forward_rows(const T* decay, const T* update, const T* initial, T* output, Walk walk) {        \
+    forward_any(decay, update, initial, output, walk);                                                               \
+  }                                                                                                                  \
+  OPGRAFT_CLONES void backward_rows(const T* grad, const T* decay, const T* output, const T* initial, T* grad_decay, \
+                                    T* grad_update, T* grad_initial, Walk walk) {                                    \
+    backward_any(grad, decay, output, initial, grad_decay, grad_update, grad_initial, walk);                         \
   }
 OPGRAFT_LINEAR_SCAN_WALKS(float)
 OPGRAFT_LINEAR_SCAN_WALKS(double)
@@ -198,9 +198,8 @@ Tensor linear_scan(const Tensor& decay, const Tensor& update, const OptionalTens
   return output;
 }
 
-std::tuple<Tensor, Tensor, Tensor> linear_scan_backward(const Tensor& grad, const Tensor& decay,
-                                                        const Tensor& output, const OptionalTensor& initial,
-                                                        int64_t dim, bool reverse) {
+std::tuple<Tensor, Tensor, Tensor> linear_scan_backward(const Tensor& grad, const Tensor& decay, const Tensor& output,
+                                                        const OptionalTensor& initial, int64_t dim, bool reverse) {
   const ScanShape shape = check_linear_scan("linear_scan_backward", decay, "output", output, initial, dim);
   check_alike("linear_scan_backward", "grad", grad, "output", output);
   const Tensor grads = as_contiguous(grad), decays = as_contiguous(decay), outputs = as_contiguous(output);

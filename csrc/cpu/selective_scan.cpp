@@ -87,9 +87,9 @@ struct Tile {
   A input[TILE];  // step * u
   A y[TILE];      // sum over states of C h
   A decay[TILE];
-  A gate[TILE];   // z
-  A up[TILE];     // incoming gradient
-  A dy[TILE];     // of y before the gate
+  A gate[TILE];  // z
+  A up[TILE];    // incoming gradient
+  A dy[TILE];    // of y before the gate
   A d_input[TILE];
   A d_step[TILE];
   A part_y[TILE];  // of SUMMED_STATES states: sums over many states stay as exact as over few
@@ -160,8 +160,8 @@ OPGRAFT_INLINE A sum_lanes(const A* values) {
 // The same tile backwards. h: the states that enter it; carry: the gradient of the states that leave it, replaced by
 // that of those that enter. states_of is [STEPS + 1][lane] scratch. d_b, d_c: [state][STEPS], added to.
 template <typename A>
-OPGRAFT_INLINE void backward_tile(Tile<A>& tile, const A* a, const A* h, A* carry, const A* b, const A* c, A* d_a, A* d_b,
-                                  A* d_c, A* states_of, int64_t steps, int states) {
+OPGRAFT_INLINE void backward_tile(Tile<A>& tile, const A* a, const A* h, A* carry, const A* b, const A* c, A* d_a,
+                                  A* d_b, A* d_c, A* states_of, int64_t steps, int states) {
   for (int64_t i = 0; i < steps * LANES; ++i) {
     tile.d_input[i] = tile.d_step[i] = tile.part_input[i] = tile.part_step[i] = A(0);
   }
@@ -247,20 +247,20 @@ OPGRAFT_INLINE void finish_backward(Tile<A>& tile, bool use_softplus, A* d_skip,
 }
 
 // target_clones does not take templates: one plain function a type.
-#define OPGRAFT_SELECTIVE_TILES(A)                                                                                     \
-  OPGRAFT_CLONES void run_forward(Tile<A>& tile, const A* a, A* h, const A* b, const A* c, int64_t steps, int states,  \
-                                  bool use_softplus, bool gated) {                                                     \
-    prepare(tile, use_softplus, steps);                                                                                \
-    forward_tile(tile, a, h, b, c, steps, states);                                                                     \
-    if (c) finish(tile, gated, steps);                                                                                 \
-  }                                                                                                                    \
-  OPGRAFT_CLONES void run_backward(Tile<A>& tile, const A* a, const A* h, A* carry, const A* b, const A* c, A* d_a,    \
-                                   A* d_b, A* d_c, A* d_skip, A* d_bias, A* states_of, int64_t steps, int states,      \
-                                   bool use_softplus, bool gated) {                                                    \
-    prepare(tile, use_softplus, steps);                                                                                \
-    gate_gradient(tile, gated, steps);                                                                                 \
-    backward_tile(tile, a, h, carry, b, c, d_a, d_b, d_c, states_of, steps, states);                                   \
-    finish_backward(tile, use_softplus, d_skip, d_bias, steps);                                                        \
+#define OPGRAFT_SELECTIVE_TILES(A)                                                                                    \
+  OPGRAFT_CLONES void run_forward(Tile<A>& tile, const A* a, A* h, const A* b, const A* c, int64_t steps, int states, \
+                                  bool use_softplus, bool gated) {                                                    \
+    prepare(tile, use_softplus, steps);                                                                               \
+    forward_tile(tile, a, h, b, c, steps, states);                                                                    \
+    if (c) finish(tile, gated, steps);                                                                                \
+  }                                                                                                                   \
+  OPGRAFT_CLONES void run_backward(Tile<A>& tile, const A* a, const A* h, A* carry, const A* b, const A* c, A* d_a,   \
+                                   A* d_b, A* d_c, A* d_skip, A* d_bias, A* states_of, int64_t steps, int states,     \
+                                   bool use_softplus, bool gated) {                                                   \
+    prepare(tile, use_softplus, steps);                                                                               \
+    gate_gradient(tile, gated, steps);                                                                                \
+    backward_tile(tile, a, h, carry, b, c, d_a, d_b, d_c, states_of, steps, states);                                  \
+    finish_backward(tile, use_softplus, d_skip, d_bias, steps);                                                       \
   }
 OPGRAFT_SELECTIVE_TILES(float)
 OPGRAFT_SELECTIVE_TILES(double)

@@ -161,8 +161,8 @@ __device__ __forceinline__ void load_before(const T* row, const T* initial, int 
 
 // Sums of taps before the activation.
 template <int WIDTH, bool PACKED, typename A>
-__device__ __forceinline__ void sum_taps(const A (&before)[WIDTH], const A (&own)[ITEMS], const A (&weight)[WIDTH], A bias,
-                                         int width, const int32_t* seq_idx, int64_t first, int64_t length,
+__device__ __forceinline__ void sum_taps(const A (&before)[WIDTH], const A (&own)[ITEMS], const A (&weight)[WIDTH],
+                                         A bias, int width, const int32_t* seq_idx, int64_t first, int64_t length,
                                          A (&out)[ITEMS]) {
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
@@ -188,8 +188,8 @@ __device__ __forceinline__ void write_final_state(const T* row, const T* initial
                                                   int64_t length, int j, T* final_state) {
   if (j < width - 1) {
     const bool seen = !seq_idx || length == 0 || sees(seq_idx, length - 1, width - 2 - j);
-    final_state[j] = narrow<T>(seen ? value_at(row, initial, width, length - (width - 1) + j, length)
-                                    : DeviceAccumulate<T>(0));
+    final_state[j] =
+        narrow<T>(seen ? value_at(row, initial, width, length - (width - 1) + j, length) : DeviceAccumulate<T>(0));
   }
 }
 
@@ -342,7 +342,8 @@ __global__ void __launch_bounds__(ROW_WARPS * 32)
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) {
           const int later = j - k;
-          if (later >= 0 && has_tap<WIDTH>(k, s.width) && (!PACKED || (later < s.length && sees(seq_idx, later, WIDTH - 1 - k)))) {
+          if (later >= 0 && has_tap<WIDTH>(k, s.width) &&
+              (!PACKED || (later < s.length && sees(seq_idx, later, WIDTH - 1 - k)))) {
             sum = fma(weight[k], grad[later >= 0 ? later : 0], sum);
           }
         }
@@ -452,7 +453,8 @@ __global__ void __launch_bounds__(COLUMN_THREADS, sizeof(T) == 8 ? 2 : 3)
   A weight[PACK][WIDTH], bias[PACK], window[WIDTH - 1 + COLUMN_UNROLL][PACK];
   Vector<T, PACK> next[COLUMN_UNROLL];
 #pragma unroll
-  for (int u = 0; u < COLUMN_UNROLL; ++u) next[u] = load_pack<T, PACK>(base + (begin + u) * s.channels, begin + u < end);
+  for (int u = 0; u < COLUMN_UNROLL; ++u)
+    next[u] = load_pack<T, PACK>(base + (begin + u) * s.channels, begin + u < end);
 #pragma unroll
   for (int c = 0; c < PACK; ++c) {
     load_weights(in.weight, channel + c, s.width, weight[c]);
@@ -606,7 +608,8 @@ __global__ void __launch_bounds__(BACKWARD_LANES* BACKWARD_WALKS, sizeof(T) == 8
             grad_bias[c] += grad;
 #pragma unroll
             for (int k = 0; k < WIDTH; ++k) {
-              if (has_tap<WIDTH>(k, s.width) && (!PACKED || see[k])) grad_weight[c][k] = fma(grad, window[u + k][c], grad_weight[c][k]);
+              if (has_tap<WIDTH>(k, s.width) && (!PACKED || see[k]))
+                grad_weight[c][k] = fma(grad, window[u + k][c], grad_weight[c][k]);
             }
           }
         }
@@ -653,7 +656,8 @@ __global__ void __launch_bounds__(BACKWARD_LANES* BACKWARD_WALKS, sizeof(T) == 8
   for (int c = 0; c < PACK; ++c) {
 #pragma unroll
     for (int k = 0; k <= WIDTH; ++k) {
-      shared[threadIdx.y][c * (WIDTH + 1) + k][threadIdx.x] = k < WIDTH ? grad_weight[c][k < WIDTH ? k : 0] : grad_bias[c];
+      shared[threadIdx.y][c * (WIDTH + 1) + k][threadIdx.x] =
+          k < WIDTH ? grad_weight[c][k < WIDTH ? k : 0] : grad_bias[c];
     }
   }
   __syncthreads();
@@ -724,16 +728,17 @@ void forward(const Tensor& like, const ConvShape& shape, Inputs<T> in, T* out, T
   auto rows = [&](auto width, auto packed, auto wide, auto vectors) {
     const int64_t tiles = std::max<int64_t>(1, ceil_div(s.length, 32 * ITEMS * vectors));
     forward_rows<T, width, wide, packed, vectors>
-        <<<grid(s.batch * s.channels * tiles, ROW_WARPS), ROW_WARPS * 32, 0, context.stream()>>>(
-            in, out, final_state, s, silu, tiles);
+        <<<grid(s.batch * s.channels * tiles, ROW_WARPS), ROW_WARPS * 32, 0, context.stream()>>>(in, out, final_state,
+                                                                                                 s, silu, tiles);
   };
   auto columns = [&](auto width, auto packed, auto pack) {
     const int64_t threads = s.batch * (s.channels / pack);
     int64_t steps = 64;
     while (steps > COLUMN_UNROLL && threads * ceil_div(s.length, steps) < sms * 1024) steps /= 2;
     const int64_t walks = std::max<int64_t>(1, ceil_div(s.length, steps));
-    forward_columns<T, pack, width, packed><<<grid(threads * walks, COLUMN_THREADS), COLUMN_THREADS, 0, context.stream()>>>(
-        in, out, final_state, s, silu, walks, steps);
+    forward_columns<T, pack, width, packed>
+        <<<grid(threads * walks, COLUMN_THREADS), COLUMN_THREADS, 0, context.stream()>>>(in, out, final_state, s, silu,
+                                                                                         walks, steps);
   };
   dispatch_width(s.width, in.seq_idx != nullptr, [&](auto width, auto packed) {
     constexpr bool GENERAL = width == ANY_WIDTH;  // right at any width and packing, fast for none
@@ -751,7 +756,7 @@ void forward(const Tensor& like, const ConvShape& shape, Inputs<T> in, T* out, T
       }
     } else {
       constexpr int PACK = 16 / sizeof(T);
-      dense && s.channels % PACK == 0 ? columns(width, packed, Int<PACK>{}) : columns(width, packed, Int<1>{});
+      dense&& s.channels % PACK == 0 ? columns(width, packed, Int<PACK>{}) : columns(width, packed, Int<1>{});
     }
   });
   Launch::check();
@@ -806,11 +811,11 @@ void backward(const Tensor& like, const ConvShape& shape, Inputs<T> in, Gradient
     if constexpr (GENERAL) {
       shape.channel_last ? columns(width, packed, Int<1>{}) : rows(width, packed, std::false_type{});
     } else if (!shape.channel_last) {
-      dense && s.length % VECTOR_WIDTH<T> == 0 ? rows(width, packed, std::true_type{})
-                                               : rows(width, packed, std::false_type{});
+      dense&& s.length % VECTOR_WIDTH<T> == 0 ? rows(width, packed, std::true_type{})
+                                              : rows(width, packed, std::false_type{});
     } else {
       constexpr int PACK = 8 / sizeof(T);
-      dense && s.channels % PACK == 0 ? columns(width, packed, Int<PACK>{}) : columns(width, packed, Int<1>{});
+      dense&& s.channels % PACK == 0 ? columns(width, packed, Int<PACK>{}) : columns(width, packed, Int<1>{});
     }
   });
 }
@@ -839,8 +844,8 @@ const T* data(const Tensor& tensor) {
 }  // namespace
 
 std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                                         const OptionalTensor& initial_state, const OptionalTensor& seq_idx,
-                                         bool silu, bool channel_last) {
+                                         const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
+                                         bool channel_last) {
   const ConvShape shape = check_conv("causal_conv1d", x, weight, bias, initial_state, seq_idx, channel_last);
   const Tensor in = as_contiguous(x), weights = as_contiguous(weight);
   const OptionalTensor biases = as_contiguous(bias), start = as_contiguous(initial_state);
@@ -857,12 +862,15 @@ std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, 
   return {out, final_state};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(
-    const Tensor& grad, const OptionalTensor& grad_final, const Tensor& x, const Tensor& weight,
-    const OptionalTensor& bias, const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
-    bool channel_last) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, const OptionalTensor& grad_final,
+                                                                  const Tensor& x, const Tensor& weight,
+                                                                  const OptionalTensor& bias,
+                                                                  const OptionalTensor& initial_state,
+                                                                  const OptionalTensor& seq_idx, bool silu,
+                                                                  bool channel_last) {
   const char* op = "causal_conv1d_backward";
-  const ConvShape shape = check_conv_backward(op, grad, grad_final, x, weight, bias, initial_state, seq_idx, channel_last);
+  const ConvShape shape =
+      check_conv_backward(op, grad, grad_final, x, weight, bias, initial_state, seq_idx, channel_last);
   const Tensor in = as_contiguous(x), weights = as_contiguous(weight), up = as_contiguous(grad);
   const OptionalTensor biases = as_contiguous(bias), start = as_contiguous(initial_state);
   const OptionalTensor sequences = as_contiguous(seq_idx), up_final = as_contiguous(grad_final);

@@ -52,8 +52,8 @@ struct Pairs {
 
 // Everything before `segment`, in fixed order, applied to the state that enters the row. Every lane gets the result.
 template <typename S>
-__device__ __forceinline__ S entering_state(const Affine<S>* pairs, int64_t rows, int64_t row, int64_t segment,
-                                            S state, int lane) {
+__device__ __forceinline__ S entering_state(const Affine<S>* pairs, int64_t rows, int64_t row, int64_t segment, S state,
+                                            int lane) {
   using A = decltype(state.high);
   for (int64_t first = 0; first < segment; first += 32) {
     Affine<S> own{S::of(A(1)), S::of(A(0))};
@@ -254,9 +254,9 @@ __global__ void __launch_bounds__(ROW_WARPS * 32)
 
 // Where a thread of the strided layout stands: WIDTH channels of one slab, one segment of time.
 struct Column {
-  int64_t row;      // index of the first channel among all rows
-  int64_t offset;   // of its first step, in walking order
-  int64_t stride;   // from step to step, signed
+  int64_t row;     // index of the first channel among all rows
+  int64_t offset;  // of its first step, in walking order
+  int64_t stride;  // from step to step, signed
   int64_t segment;
   int64_t begin;
   int64_t end;
@@ -376,8 +376,8 @@ template <typename T, int WIDTH, int UNROLL>
 __global__ void __launch_bounds__(COLUMN_THREADS)
     backward_columns(const T* __restrict__ grad, const T* __restrict__ decay, const T* __restrict__ output,
                      const T* __restrict__ initial, T* __restrict__ grad_decay, T* __restrict__ grad_update,
-                     T* __restrict__ grad_initial, Affine<Sum<T, DeviceAccumulate<T>>>* __restrict__ pairs,
-                     bool reduce, ScanShape shape, Segments segments, bool reverse) {
+                     T* __restrict__ grad_initial, Affine<Sum<T, DeviceAccumulate<T>>>* __restrict__ pairs, bool reduce,
+                     ScanShape shape, Segments segments, bool reverse) {
   using A = DeviceAccumulate<T>;
   using S = Sum<T, A>;
   Column column;
@@ -473,7 +473,9 @@ void dispatch_flags(bool first, bool second, const Body& body) {
   }
 }
 
-unsigned blocks_for(int64_t tasks, int64_t per_block) { return static_cast<unsigned>((tasks + per_block - 1) / per_block); }
+unsigned blocks_for(int64_t tasks, int64_t per_block) {
+  return static_cast<unsigned>((tasks + per_block - 1) / per_block);
+}
 
 // Launches once to reduce the segments, where there are several, and once to scan.
 template <typename T, typename Launcher>
@@ -516,8 +518,8 @@ void forward(const Tensor& like, ScanShape shape, const T* decay, const T* updat
       Launch::check();
     });
   };
-  const uintptr_t address = reinterpret_cast<uintptr_t>(decay) | reinterpret_cast<uintptr_t>(update) |
-                            reinterpret_cast<uintptr_t>(output);
+  const uintptr_t address =
+      reinterpret_cast<uintptr_t>(decay) | reinterpret_cast<uintptr_t>(update) | reinterpret_cast<uintptr_t>(output);
   if constexpr (sizeof(T) == 2) {
     if (shape.inner % 2 == 0 && address % 4 == 0) {
       columns(std::integral_constant<int, 2>{}, std::integral_constant<int, 16>{});
@@ -591,9 +593,8 @@ Tensor linear_scan(const Tensor& decay, const Tensor& update, const OptionalTens
   return output;
 }
 
-std::tuple<Tensor, Tensor, Tensor> linear_scan_backward(const Tensor& grad, const Tensor& decay,
-                                                        const Tensor& output, const OptionalTensor& initial,
-                                                        int64_t dim, bool reverse) {
+std::tuple<Tensor, Tensor, Tensor> linear_scan_backward(const Tensor& grad, const Tensor& decay, const Tensor& output,
+                                                        const OptionalTensor& initial, int64_t dim, bool reverse) {
   const ScanShape shape = check_linear_scan("linear_scan_backward", decay, "output", output, initial, dim);
   check_alike("linear_scan_backward", "grad", grad, "output", output);
   const Tensor grads = as_contiguous(grad), decays = as_contiguous(decay), outputs = as_contiguous(output);

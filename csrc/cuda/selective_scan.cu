@@ -77,9 +77,8 @@ __device__ __forceinline__ void load_states(const A* from, A (&out)[NS]) {
 
 // WALK: states only (see selective_scan.h); else outputs are written.
 template <typename T, int LANES, bool WALK>
-__global__ void __launch_bounds__(THREADS)
-    scan(ScanData<T> d, SegmentPlan plan, StateWalk<T> walk, T* __restrict__ y, DeviceAccumulate<T>* __restrict__ final_state,
-         bool wide) {
+__global__ void __launch_bounds__(THREADS) scan(ScanData<T> d, SegmentPlan plan, StateWalk<T> walk, T* __restrict__ y,
+                                                DeviceAccumulate<T>* __restrict__ final_state, bool wide) {
   using A = DeviceAccumulate<T>;
   constexpr bool FAST = sizeof(T) == 2;
   constexpr int STEPS = TILE_STEPS<T>;
@@ -315,16 +314,16 @@ void launch_scan(const Launch& context, const ScanData<T>& d, const SegmentPlan&
   const int64_t per_group = d.channels / d.groups;
   const int64_t blocks = d.batch * d.groups * ((per_group + PER_BLOCK - 1) / PER_BLOCK) * plan.count;
   const bool wide = d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) && aligned(y);
-  STD_CUDA_CHECK(cudaFuncSetAttribute(scan<T, LANES, WALK>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(BYTES)));
-  scan<T, LANES, WALK><<<static_cast<unsigned>(blocks), THREADS, BYTES, context.stream()>>>(d, plan, walk, y,
-                                                                                            final_state, wide);
+  STD_CUDA_CHECK(
+      cudaFuncSetAttribute(scan<T, LANES, WALK>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(BYTES)));
+  scan<T, LANES, WALK>
+      <<<static_cast<unsigned>(blocks), THREADS, BYTES, context.stream()>>>(d, plan, walk, y, final_state, wide);
   Launch::check();
 }
 
 template <typename T>
-__global__ void update_rows(ScanData<T> d, const DeviceAccumulate<T>* state, DeviceAccumulate<T>* next, T* __restrict__ y,
-                            int lanes) {
+__global__ void update_rows(ScanData<T> d, const DeviceAccumulate<T>* state, DeviceAccumulate<T>* next,
+                            T* __restrict__ y, int lanes) {
   using A = DeviceAccumulate<T>;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t row = index / lanes;
@@ -341,7 +340,8 @@ __global__ void update_rows(ScanData<T> d, const DeviceAccumulate<T>* state, Dev
     for (int n = lane; n < d.states; n += lanes) {
       const A b = widen(d.b[batch * d.b_strides.batch + group * d.b_strides.group + n * d.b_strides.state]);
       const A c = widen(d.c[batch * d.c_strides.batch + group * d.c_strides.group + n * d.c_strides.state]);
-      const A h = fma(exp2_fast(step * d.a[channel * d.states + n] * A(LOG2_E)), state[row * d.states + n], step * x * b);
+      const A h =
+          fma(exp2_fast(step * d.a[channel * d.states + n] * A(LOG2_E)), state[row * d.states + n], step * x * b);
       next[row * d.states + n] = h;
       sum = fma(h, c, sum);
     }
@@ -374,7 +374,8 @@ int64_t scan_warps(const SelectiveShape& shape) {
 
 template <typename T>
 void walk_segments(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const StateWalk<T>& walk) {
-  dispatch_lanes<T>(d.states, [&](auto lanes) { launch_scan<T, lanes, true>(context, d, plan, walk, nullptr, nullptr); });
+  dispatch_lanes<T>(d.states,
+                    [&](auto lanes) { launch_scan<T, lanes, true>(context, d, plan, walk, nullptr, nullptr); });
 }
 
 template void walk_segments(const Launch&, const ScanData<float>&, const SegmentPlan&, const StateWalk<float>&);

@@ -455,9 +455,8 @@ void launch_back(const Launch& context, const ScanData<T>& d, const SegmentPlan&
                     aligned(g.up) && aligned(g.u) && aligned(g.delta) && aligned(g.z);
   STD_CUDA_CHECK(cudaFuncSetAttribute(scan_back<T, C, REDUCE>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(BYTES)));
-  scan_back<T, C, REDUCE>
-      <<<static_cast<unsigned>(d.batch * d.groups * channel_blocks * plan.count), C::THREADS, BYTES, context.stream()>>>(
-          d, plan, g, wide);
+  scan_back<T, C, REDUCE><<<static_cast<unsigned>(d.batch * d.groups * channel_blocks * plan.count), C::THREADS, BYTES,
+                            context.stream()>>>(d, plan, g, wide);
   Launch::check();
 }
 

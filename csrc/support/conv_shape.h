@@ -80,8 +80,8 @@ inline ConvShape check_conv(const char* op, const Tensor& x, const Tensor& weigh
 
 inline ConvShape check_conv_backward(const char* op, const Tensor& grad, const std::optional<Tensor>& grad_final,
                                      const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                                     const std::optional<Tensor>& initial_state,
-                                     const std::optional<Tensor>& seq_idx, bool channel_last) {
+                                     const std::optional<Tensor>& initial_state, const std::optional<Tensor>& seq_idx,
+                                     bool channel_last) {
   const ConvShape shape = check_conv(op, x, weight, bias, initial_state, seq_idx, channel_last);
   check_alike(op, "grad", grad, "x", x);
   if (grad_final) {

@@ -41,8 +41,8 @@ inline void check_step_shape(const char* op, const char* argument, const Tensor&
 }
 
 // decay and `whole` (the updates or the states) alike, and an initial state that fits them.
-inline ScanShape check_linear_scan(const char* op, const Tensor& decay, const char* whole_argument,
-                                   const Tensor& whole, const std::optional<Tensor>& initial, int64_t dim) {
+inline ScanShape check_linear_scan(const char* op, const Tensor& decay, const char* whole_argument, const Tensor& whole,
+                                   const std::optional<Tensor>& initial, int64_t dim) {
   check_floating(op, "decay", decay);
   check_alike(op, whole_argument, whole, "decay", decay);
   const ScanShape shape = scan_shape(op, "decay", decay, dim);

@@ -28,7 +28,9 @@ struct MatrixStrides {
   int64_t state = 0;
   int64_t step = 0;
 
-  static MatrixStrides of(const Tensor& m) { return {m.stride(0), m.stride(1), m.stride(2), m.dim() > 3 ? m.stride(3) : 0}; }
+  static MatrixStrides of(const Tensor& m) {
+    return {m.stride(0), m.stride(1), m.stride(2), m.dim() > 3 ? m.stride(3) : 0};
+  }
 };
 
 // The arguments of the scan, in the schema's order.

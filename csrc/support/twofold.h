@@ -9,7 +9,9 @@
 
 namespace opgraft::cuda {
 
-__device__ __forceinline__ float exact_product_error(float a, float b, float product) { return __fmaf_rn(a, b, -product); }
+__device__ __forceinline__ float exact_product_error(float a, float b, float product) {
+  return __fmaf_rn(a, b, -product);
+}
 __device__ __forceinline__ double exact_product_error(double a, double b, double product) {
   return __fma_rn(a, b, -product);
 }
