@@ -53,7 +53,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 class ArmReading(msgspec.Struct, frozen=True, kw_only=True):
     """One arm in one process. Counts are per step; None where the process could not tell.
 
-    ``op_runs`` counts an op however it was seen, ``op_calls`` only calls from the host: a replayed CUDA graph makes none.
+    ``op_runs`` counts an op however it was seen, ``op_calls`` calls from the host alone: a replayed graph makes none.
     """
 
     name: str

@@ -281,3 +281,26 @@ def test_the_arms_entry_keeps_code_of_its_own() -> None:
     codes = {id(a.entry.__code__) for a in arms if a.entry is not None and hasattr(a.entry, "__code__")}
     assert len(codes) >= 1
     assert all(a.step is not None for a in arms)
+
+
+def test_a_ledger_and_a_prediction_come_with_every_arm_that_runs() -> None:
+    namespace = type("namespace", (), {"act": staticmethod(lambda x: torch.ops.measuretest.square(x))})
+
+    @torch.compiler.disable
+    def raw(x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+    torch._dynamo.reset()
+    report = compare(
+        lambda x: namespace.act(x * 2) + 1,
+        torch.ones(256, 256),
+        [SQUARE],
+        raw=Swap(namespace, "act", raw),
+        seconds=0.5,
+        compile_options=FAST,
+        predict=True,
+    )
+    assert report.ledger is not None
+    assert [one.arm for one in report.ledger.ledgers] == ["op", "raw"]
+    for one in report.ledger.ledgers:
+        assert sum(t.us_per_step or 0 for t in one.terms) == pytest.approx(one.total_us, abs=0.5)
