@@ -305,10 +305,13 @@ __global__ void __launch_bounds__(ROW_WARPS * 32)
 #pragma unroll
     for (int j = 0; j < WIDTH - 1; ++j) after[j] = __shfl_down_sync(WHOLE_WARP, grad[j], 1);
     if (lane < 31) {
-      A out[ITEMS];
+      A out[ITEMS] = {};
+      if (up_final && first + ITEMS > s.length - (WIDTH - 1)) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) out[i] = final_gradient(up_final, seq_idx, s.width, first + i, s.length);
+      }
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
-        out[i] = final_gradient(up_final, seq_idx, s.width, first + i, s.length);
         grad_bias += grad[i];
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) {
@@ -617,9 +620,11 @@ __global__ void __launch_bounds__(BACKWARD_LANES* BACKWARD_WALKS, sizeof(T) == 8
           Vector<T, PACK> result;
 #pragma unroll
           for (int c = 0; c < PACK; ++c) {
-            const int64_t line = b * s.channels + channel + c;
-            const T* up_final = g.grad_final ? g.grad_final + line * (s.width - 1) : nullptr;
-            A sum = final_gradient(up_final, seq_idx, s.width, at, s.length);
+            A sum = A(0);
+            if (g.grad_final && at >= s.length - (WIDTH - 1)) {
+              const T* up_final = g.grad_final + (b * s.channels + channel + c) * (s.width - 1);
+              sum = final_gradient(up_final, seq_idx, s.width, at, s.length);
+            }
 #pragma unroll
             for (int k = 0; k < WIDTH; ++k) {
               const int back = WIDTH - 1 - k;
@@ -630,7 +635,9 @@ __global__ void __launch_bounds__(BACKWARD_LANES* BACKWARD_WALKS, sizeof(T) == 8
               if (counts) sum = fma(weight[c][k], pending[u + back][c], sum);
             }
             result.lane[c] = narrow<T>(sum);
-            if (at < 0) g.initial[line * (s.width - 1) + at + s.width - 1] = result.lane[c];
+            if (at < 0) {
+              g.initial[(b * s.channels + channel + c) * (s.width - 1) + at + s.width - 1] = result.lane[c];
+            }
           }
           if (at >= 0) *reinterpret_cast<Vector<T, PACK>*>(g.x + row + at * s.channels) = result;
         }

@@ -122,9 +122,12 @@ __global__ void __launch_bounds__(THREADS) scan(ScanData<T> d, SegmentPlan plan,
     }
   }
 
+  MatrixTile<T, STEPS, PADDED, THREADS> matrix_b(d.b, d.b_strides, place), matrix_c(d.c, d.c_strides, place);
   // The tasks of a thread: vectors of rows, the same ones in every tile.
   Vector<T, ITEMS> u[TASKS], next_u[TASKS], next_delta[TASKS], gate[TASKS];
   auto fetch = [&](int64_t first) {
+    matrix_b.fetch(first, d.length, d.states);
+    if (!WALK) matrix_c.fetch(first, d.length, d.states);
 #pragma unroll
     for (int k = 0; k < TASKS; ++k) {
       const int task = threadIdx.x + k * THREADS;
@@ -146,17 +149,26 @@ __global__ void __launch_bounds__(THREADS) scan(ScanData<T> d, SegmentPlan plan,
       u[k] = next_u[k];
       if (row < PER_BLOCK && task < PER_BLOCK * VECTORS) {
         const A bias = d.bias && row < place.count ? d.bias[place.channel + row] : A(0);
+        // Loops of their own: the chains of eight softplus run side by side.
+        A step[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) step[i] = A(widen(next_delta[k].lane[i])) + bias;
+        if (d.use_softplus) {
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) step[i] = softplus<FAST>(step[i]);
+        }
+        if (t + ITEMS > d.length || row >= place.count) {
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) step[i] = t + i >= d.length || row >= place.count ? A(0) : step[i];
+        }
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-          A step = A(widen(next_delta[k].lane[i])) + bias;
-          if (d.use_softplus) step = softplus<FAST>(step);
-          if (t + i >= d.length || row >= place.count) step = A(0);
-          pairs[row * PITCH<T> + task % VECTORS * ITEMS + i] = {step, step * A(widen(u[k].lane[i]))};
+          pairs[row * PITCH<T> + task % VECTORS * ITEMS + i] = {step[i], step[i] * A(widen(u[k].lane[i]))};
         }
       }
     }
-    load_matrix(d.b, d.b_strides, place, tile, d.length, STEPS, d.states, PADDED, tile_b);
-    if (!WALK) load_matrix(d.c, d.c_strides, place, tile, d.length, STEPS, d.states, PADDED, tile_c);
+    matrix_b.store(tile_b, tile, d.length, d.states);
+    if (!WALK) matrix_c.store(tile_c, tile, d.length, d.states);
     __syncthreads();
     if (tile + STEPS < end) fetch(tile + STEPS);
     if (!WALK && d.z) {
@@ -238,13 +250,19 @@ __global__ void __launch_bounds__(THREADS) scan(ScanData<T> d, SegmentPlan plan,
         const int64_t t = tile + task % VECTORS * ITEMS;
         if (row < place.count && task < PER_BLOCK * VECTORS && t < d.length) {
           const A skip = d.skip ? d.skip[place.channel + row] : A(0);
-          Vector<T, ITEMS> out;
+          A value[ITEMS];
 #pragma unroll
           for (int i = 0; i < ITEMS; ++i) {
-            A value = fma(skip, A(widen(u[k].lane[i])), pairs[row * PITCH<T> + task % VECTORS * ITEMS + i].step);
-            if (d.z) value *= silu<FAST>(A(widen(gate[k].lane[i])));
-            out.lane[i] = narrow<T>(value);
+            const A sum = pairs[row * PITCH<T> + task % VECTORS * ITEMS + i].step;
+            value[i] = fma(skip, A(widen(u[k].lane[i])), sum);
           }
+          if (d.z) {
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) value[i] *= silu<FAST>(A(widen(gate[k].lane[i])));
+          }
+          Vector<T, ITEMS> out;
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) out.lane[i] = narrow<T>(value[i]);
           store_row(y + (block_row + row) * d.length + t, d.length - t, wide, out);
         }
       }

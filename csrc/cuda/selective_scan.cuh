@@ -79,7 +79,8 @@ __device__ __forceinline__ A softplus(A x) {
   } else if constexpr (FAST) {
     const float e = exp2_fast(x * static_cast<float>(LOG2_E));
     const float w = 1.0f + e;
-    const float value = w == 1.0f ? e : __logf(w) * __fdividef(e, w - 1.0f);
+    const float corrected = __logf(w) * __fdividef(e, w - 1.0f);
+    const float value = w == 1.0f ? e : corrected;
     return x > 20.0f ? x : value;
   } else {
     return x > 20.0f ? x : log1pf(expf(x));
@@ -126,19 +127,74 @@ __device__ __forceinline__ void store_row(T* row, int64_t steps, bool wide, cons
   }
 }
 
-// B or C of `steps` steps into [step][padded state]; states and steps that are not there become zero.
-template <typename T, typename A>
-__device__ __forceinline__ void load_matrix(const T* matrix, const MatrixStrides& s, const BlockPlace& place,
-                                            int64_t first, int64_t length, int tile_steps, int states, int padded,
-                                            A* out) {
-  const T* base = matrix + place.batch * s.batch + place.group * s.group;
-  const bool states_inner = s.state <= s.step;  // neighbouring threads read neighbouring elements
-  for (int i = threadIdx.x; i < tile_steps * padded; i += blockDim.x) {
-    const int n = states_inner ? i % padded : i / tile_steps;
-    const int t = states_inner ? i / padded : i % tile_steps;
-    const bool there = n < states && first + t < length;
-    out[t * padded + n] = there ? A(widen(base[n * s.state + (first + t) * s.step])) : A(0);
+// B or C of STEPS steps on their way into shared memory, [step][padded state]; states and steps that are not there
+// become zero. Loads and stores are apart, so that a tile's loads are all in flight at once, and where they are few
+// enough to wait in registers, during the tile before.
+template <typename T, int STEPS, int PADDED, int THREADS>
+class MatrixTile {
+ public:
+  __device__ __forceinline__ MatrixTile(const T* matrix, const MatrixStrides& strides, const BlockPlace& place)
+      : base_(matrix + place.batch * strides.batch + place.group * strides.group),
+        state_(strides.state),
+        step_(strides.step) {}
+
+  __device__ __forceinline__ void fetch(int64_t first, int64_t length, int states) {
+    if constexpr (WAITS) load<COUNT>(0, first, length, states);
   }
+
+  template <typename A>
+  __device__ __forceinline__ void store(A* out, int64_t first, int64_t length, int states) {
+    if constexpr (WAITS) {
+      keep<COUNT>(0, out);
+    } else {
+      for (int k = 0; k < COUNT; k += BATCH) {
+        load<BATCH>(k, first, length, states);
+        keep<BATCH>(k, out);
+      }
+    }
+  }
+
+ private:
+  static constexpr int ALL = STEPS * PADDED;
+  static constexpr int COUNT = (ALL + THREADS - 1) / THREADS;
+  static constexpr int BATCH = COUNT < 8 ? COUNT : 8;
+  static constexpr bool WAITS = COUNT <= 4;
+  static_assert(COUNT % BATCH == 0);
+
+  // Neighbouring threads take neighbouring elements.
+  __device__ __forceinline__ int step_of(int i) const { return state_ <= step_ ? i / PADDED : i % STEPS; }
+  __device__ __forceinline__ int state_of(int i) const { return state_ <= step_ ? i % PADDED : i / STEPS; }
+
+  template <int N>
+  __device__ __forceinline__ void load(int from, int64_t first, int64_t length, int states) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const int i = threadIdx.x + (from + k) * THREADS;
+      const int t = step_of(i), n = state_of(i);
+      const bool there = i < ALL && n < states && first + t < length;
+      held_[k] = there ? base_[n * state_ + (first + t) * step_] : narrow<T>(DeviceAccumulate<T>(0));
+    }
+  }
+
+  template <int N, typename A>
+  __device__ __forceinline__ void keep(int from, A* out) const {
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const int i = threadIdx.x + (from + k) * THREADS;
+      if (i < ALL) out[step_of(i) * PADDED + state_of(i)] = widen(held_[k]);
+    }
+  }
+
+  const T* base_;
+  int64_t state_;
+  int64_t step_;
+  T held_[BATCH];
+};
+
+// Asks for the line of a row that the next tile will read, where there is one.
+template <typename T>
+__device__ __forceinline__ void prefetch_row(const T* row, bool there) {
+  if (there) asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
 }
 
 }  // namespace opgraft::cuda

@@ -161,8 +161,23 @@ __global__ void __launch_bounds__(C::THREADS, C::THREADS <= 256 && sizeof(Device
   }
   A skip_sum[C::TASKS] = {}, bias_sum[C::TASKS] = {};
 
+  MatrixTile<T, STEPS, PADDED, C::THREADS> matrix_b(d.b, d.b_strides, place), matrix_c(d.c, d.c_strides, place);
+  // The kept states of the next part to be walked, loaded while the part before it is.
+  A start[NS], next_start[NS];
+  auto fetch_start = [&](int64_t mark) {
+#pragma unroll
+    for (int i = 0; i < NS; ++i) {
+      const int n = lane * NS + i;
+      const bool real = there && n < d.states && mark >= 0 && mark < g.marks;
+      next_start[i] = real ? g.states[(row * g.marks + mark) * d.states + n] : A(0);
+    }
+  };
+
   const int64_t last_tile = begin + (end - begin - 1) / STEPS * STEPS;
+  if (!REDUCE) fetch_start(last_tile / K + STEPS / K - 1);
   for (int64_t tile = last_tile; tile >= begin; tile -= STEPS) {
+    if (!REDUCE) matrix_b.fetch(tile, d.length, d.states);
+    matrix_c.fetch(tile, d.length, d.states);
 #pragma unroll
     for (int k = 0; k < C::TASKS; ++k) {
       const int task = threadIdx.x + k * C::THREADS;
@@ -176,24 +191,42 @@ __global__ void __launch_bounds__(C::THREADS, C::THREADS <= 256 && sizeof(Device
       load_row(d.delta + at, left, wide, delta);
       load_row(g.up + at, left, wide, up);
       if (d.z) load_row(d.z + at, left, wide, gate);
+      if (tile > begin) {  // the tile before, in time: the next one here
+        const bool more = r < place.count;
+        if (!REDUCE) prefetch_row(d.u + at - STEPS, more);
+        prefetch_row(d.delta + at - STEPS, more);
+        prefetch_row(g.up + at - STEPS, more);
+        if (d.z) prefetch_row(d.z + at - STEPS, more);
+      }
       const A bias = d.bias && r < place.count ? d.bias[place.channel + r] : A(0);
+      // Loops of their own: the chains of exponentials run side by side.
+      A step[C::ITEMS], dy[C::ITEMS];
 #pragma unroll
       for (int i = 0; i < C::ITEMS; ++i) {
-        A step = A(widen(delta.lane[i])) + bias;
-        if (d.use_softplus) step = softplus<FAST>(step);
-        A dy = widen(up.lane[i]);
-        if (d.z) dy *= silu<FAST>(A(widen(gate.lane[i])));
+        step[i] = A(widen(delta.lane[i])) + bias;
+        dy[i] = widen(up.lane[i]);
+      }
+      if (d.use_softplus) {
+#pragma unroll
+        for (int i = 0; i < C::ITEMS; ++i) step[i] = softplus<FAST>(step[i]);
+      }
+      if (d.z) {
+#pragma unroll
+        for (int i = 0; i < C::ITEMS; ++i) dy[i] *= silu<FAST>(A(widen(gate.lane[i])));
+      }
+#pragma unroll
+      for (int i = 0; i < C::ITEMS; ++i) {
         const bool real = i < left;
         Slot<A> slot;
-        slot.value[0] = real ? step : A(0);
+        slot.value[0] = real ? step[i] : A(0);
         slot.value[1] = REDUCE || !real ? A(0) : A(widen(u.lane[i]));
-        slot.value[2] = real ? dy : A(0);
+        slot.value[2] = real ? dy[i] : A(0);
         slot.value[3] = A(0);
         slots[r * C::PITCH + task % C::VECTORS * C::ITEMS + i] = slot;
       }
     }
-    if (!REDUCE) load_matrix(d.b, d.b_strides, place, tile, d.length, STEPS, d.states, PADDED, tile_b);
-    load_matrix(d.c, d.c_strides, place, tile, d.length, STEPS, d.states, PADDED, tile_c);
+    if (!REDUCE) matrix_b.store(tile_b, tile, d.length, d.states);
+    matrix_c.store(tile_c, tile, d.length, d.states);
     __syncthreads();
 
     if constexpr (REDUCE) {
@@ -213,13 +246,10 @@ __global__ void __launch_bounds__(C::THREADS, C::THREADS <= 256 && sizeof(Device
     }
 
     for (int part = STEPS / K - 1; part >= 0; --part) {
-      A start[NS], h[K][NS], factor[K][NS];
-      const int64_t mark = tile / K + part;
+      A h[K][NS], factor[K][NS];
 #pragma unroll
-      for (int i = 0; i < NS; ++i) {
-        const int n = lane * NS + i;
-        start[i] = there && n < d.states && mark < g.marks ? g.states[(row * g.marks + mark) * d.states + n] : A(0);
-      }
+      for (int i = 0; i < NS; ++i) start[i] = next_start[i];
+      fetch_start(tile / K + part - 1);
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         const int t = part * K + k;
@@ -271,11 +301,11 @@ __global__ void __launch_bounds__(C::THREADS, C::THREADS <= 256 && sizeof(Device
     // Every (kind, state, step) once: the warps' sums in order. Steps are neighbours in memory.
     const int64_t groups_states = d.groups * d.states;
     const int64_t block = place.channel % d.per_group() / C::CHANNELS;
-    for (int i = threadIdx.x; i < 2 * d.states * STEPS; i += C::THREADS) {
+    for (int i = threadIdx.x; i < 2 * PADDED * STEPS; i += C::THREADS) {
       const int t = i % STEPS;
-      const int n = i / STEPS % d.states;
-      const int kind = i / STEPS / d.states;
-      if (tile + t >= d.length) continue;
+      const int n = i / STEPS % PADDED;
+      const int kind = i / STEPS / PADDED;
+      if (tile + t >= d.length || n >= d.states) continue;
       A sum = A(0);
 #pragma unroll
       for (int w = 0; w < C::WARPS; ++w) sum += sums[((w * STEPS + t) * 2 + kind) * PADDED + n];
@@ -297,27 +327,42 @@ __global__ void __launch_bounds__(C::THREADS, C::THREADS <= 256 && sizeof(Device
       if (d.z) load_row(d.z + at, left, wide, gate);
       const A bias = d.bias ? d.bias[place.channel + r] : A(0);
       const A skip = d.skip ? d.skip[place.channel + r] : A(0);
+      A x[C::ITEMS], step[C::ITEMS], dy[C::ITEMS], slope_of[C::ITEMS];
 #pragma unroll
       for (int i = 0; i < C::ITEMS; ++i) {
-        const Slot<A> slot = slots[r * C::PITCH + task % C::VECTORS * C::ITEMS + i];
-        const A x = widen(u.lane[i]), raw = A(widen(delta.lane[i])) + bias;
-        const A step = d.use_softplus ? softplus<FAST>(raw) : raw;
-        A dy = widen(up.lane[i]);
-        if (d.z) {
+        x[i] = widen(u.lane[i]);
+        step[i] = A(widen(delta.lane[i])) + bias;
+        slope_of[i] = A(1);
+        dy[i] = widen(up.lane[i]);
+      }
+      if (d.use_softplus) {
+#pragma unroll
+        for (int i = 0; i < C::ITEMS; ++i) {
+          slope_of[i] = step[i] > A(SOFTPLUS_THRESHOLD) ? A(1) : sigmoid<FAST>(step[i]);
+          step[i] = softplus<FAST>(step[i]);
+        }
+      }
+      if (d.z) {
+#pragma unroll
+        for (int i = 0; i < C::ITEMS; ++i) {
           const A gated = widen(gate.lane[i]);
           const A s = sigmoid<FAST>(gated);
           const A curve = s * (A(1) - s);
           const A silu_slope = s + (curve == A(0) ? A(0) : gated * curve);
-          d_z.lane[i] = narrow<T>(dy * fma(skip, x, slot.value[2]) * silu_slope);
-          dy *= s == A(0) ? A(0) : gated * s;
+          const A y = slots[r * C::PITCH + task % C::VECTORS * C::ITEMS + i].value[2];
+          d_z.lane[i] = narrow<T>(dy[i] * fma(skip, x[i], y) * silu_slope);
+          dy[i] *= s == A(0) ? A(0) : gated * s;
         }
+      }
+#pragma unroll
+      for (int i = 0; i < C::ITEMS; ++i) {
+        const Slot<A> slot = slots[r * C::PITCH + task % C::VECTORS * C::ITEMS + i];
         // decay carries the factor log2 e.
-        A to_raw = fma(slot.value[0], x, slot.value[1] * A(0.6931471805599453));
-        if (d.use_softplus) to_raw *= raw > A(SOFTPLUS_THRESHOLD) ? A(1) : sigmoid<FAST>(raw);
-        d_u.lane[i] = narrow<T>(fma(slot.value[0], step, dy * skip));
+        const A to_raw = fma(slot.value[0], x[i], slot.value[1] * A(0.6931471805599453)) * slope_of[i];
+        d_u.lane[i] = narrow<T>(fma(slot.value[0], step[i], dy[i] * skip));
         d_delta.lane[i] = narrow<T>(to_raw);
         if (i < left) {
-          skip_sum[k] = fma(dy, x, skip_sum[k]);
+          skip_sum[k] = fma(dy[i], x[i], skip_sum[k]);
           bias_sum[k] += to_raw;
         }
       }
