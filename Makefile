@@ -7,6 +7,7 @@ VENV := .venv$(if $(filter-out $(PINNED),$(TORCH)),-$(TORCH))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
+NATIVE := $(shell find csrc tests/gpu examples -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 PACKAGES := $(shell find plugin diagnostics -name __init__.py)
 
 .PHONY: demo test test-short corpus lint format setup clean
@@ -26,13 +27,13 @@ corpus: setup $(BIN)/.test ## how often the diagnosis of the cases under tests/c
 lint: setup $(BIN)/.lint ## ruff, mypy --strict and clang-format's check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/clang-format --dry-run --Werror $$(find csrc tests examples -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+	@$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 	@tools/typecheck $(BIN)/mypy
 
 format: $(BIN)/.lint ## put every file into shape
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
-	@$(BIN)/clang-format -i $$(find csrc tests examples -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+	@$(BIN)/clang-format -i $(NATIVE)
 
 setup: $(BIN)/.ready ## environment, dependencies and build; nothing is repeated
 

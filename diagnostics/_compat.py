@@ -178,8 +178,8 @@ def quiet_compiler() -> None:
     dynamo = loaded("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
-    inductor = loaded("torch._inductor.config")
-    if inductor is not None and hasattr(inductor, "compile_threads"):
+    inductor: Any = loaded("torch._inductor.config")
+    if hasattr(inductor, "compile_threads"):
         inductor.compile_threads = 1
 
 

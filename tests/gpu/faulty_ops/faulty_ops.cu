@@ -46,7 +46,8 @@ __global__ void twice_vector(int64_t n, const float* x, float* y) {
 }
 
 template <typename Index>
-__global__ void twice_strided(Index rows, Index columns, Index row_stride, Index column_stride, const float* x, float* y) {
+__global__ void twice_strided(Index rows, Index columns, Index row_stride, Index column_stride, const float* x,
+                              float* y) {
   const Index i = static_cast<Index>(blockIdx.x) * static_cast<Index>(blockDim.x) + static_cast<Index>(threadIdx.x);
   if (i < rows * columns) y[i] = 2.0f * x[(i / columns) * row_stride + (i % columns) * column_stride];
 }
