@@ -25,7 +25,7 @@ import torch
 from opgraft.diagnostics.conform.lab import vary
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
 from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.conform.lab.gradients import gradients, no_engine, steady
+from opgraft.diagnostics.conform.lab.gradients import by_hand, gradients, no_engine, steady
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
 from opgraft.diagnostics.conform.missing_autograd import lost, requiring
 
@@ -45,19 +45,23 @@ def second(bench: Bench, case: Case) -> tuple[str, BaseException | None]:
     leaf = [tensor for tensor in tensors((result.args, result.kwargs)) if tensor.requires_grad and tensor.is_leaf]
     if not result.ok or not outputs or not leaf:
         return "", None
+    found: tuple[torch.Tensor | None, ...] = tuple(None for _ in leaf)
     try:
         with torch.enable_grad():
             cotangents = [steady(out) for out in outputs]
             first = torch.autograd.grad(outputs, leaf, cotangents, create_graph=True, allow_unused=True)
             probe = [(value * steady(value, 5)).sum() for value in first if value is not None]
             total = sum(probe, torch.zeros((), dtype=torch.float64))
-            found: tuple[torch.Tensor | None, ...] = tuple(None for _ in leaf)
             if total.requires_grad:
                 found = torch.autograd.grad(total, leaf, allow_unused=True)
     except Exception as error:
-        if no_engine(error):
+        if not no_engine(error):
+            return "", error
+        alone = by_hand(outputs, leaf, [steady(out) for out in outputs], create_graph=True)
+        if any(value is not None and value.requires_grad for value in alone):
             raise NotRun("torch runs no second backward in a fork of a process that has run a first one") from error
-        return "", error
+        # Nothing of the first gradient depends on the inputs, as far as torch knows.
+        found = tuple(None for _ in leaf)
     for which, tensor in enumerate(leaf):
         direction = steady(tensor, 9)
         gradient = found[which]

@@ -105,7 +105,9 @@ def located(calls: Iterable[Met], events: Iterable[dict[str, Any]] = ()) -> list
         alike = [other for other in same_op if _shapes((other.args, other.kwargs)) == _shapes((call.args, call.kwargs))]
         source = next(iter(alike or same_op), None)
         if source is None:
-            call.location = inserted.get(call.name) or references.insertion(call.name)
+            call.location = (
+                inserted.get(call.name) or references.insertion(call.name) or references.call_site(call.name)
+            )
         else:
             call.location = source.location
             if call.how == "compiled" and alike and source.grad:

@@ -61,13 +61,20 @@ def differentiate(
     except RuntimeError as error:
         if not no_engine(error):
             raise
+    return by_hand(outputs, inputs, cotangents)
+
+
+def by_hand(
+    outputs: list[torch.Tensor], inputs: list[torch.Tensor], cotangents: list[torch.Tensor], create_graph: bool = False
+) -> list[torch.Tensor | None]:
+    """Gradients by calling the op's own backward node; with ``create_graph`` they remember how they were made."""
     node: Any = outputs[0].grad_fn
     given: list[torch.Tensor | None] = [None] * (1 + max(out.output_nr for out in outputs))
     for out, cotangent in zip(outputs, cotangents, strict=True):
         given[out.output_nr] = cotangent
     # A Python function's node has apply, one of C++ is called; the former also answers for what is no tensor.
     call = node.apply if hasattr(node, "apply") else node
-    with torch.no_grad():
+    with torch.set_grad_enabled(create_graph):
         made = call(*given)
     entries = list(made) if isinstance(made, tuple) else [made]
     found: dict[int, torch.Tensor | None] = {}
