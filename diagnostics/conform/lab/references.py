@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from opgraft.diagnostics.collect.place import changeable, place
-from opgraft.diagnostics.conform.lab.site import prefixes
+from opgraft.diagnostics.conform.lab.site import GENERATED, prefixes
 from opgraft.diagnostics.model import Location
 
 INSERTING = ("call_function", "replace_by_example", "register_replacement", "create_node")
