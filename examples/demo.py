@@ -29,6 +29,7 @@ from opgraft.diagnostics.report.html import write_html
 from opgraft.diagnostics.report.json import write_json
 from opgraft.diagnostics.report.terminal import print_report
 
+STEPS = 12
 OUT = Path(__file__).resolve().parents[1] / "build" / "demo"
 
 
@@ -83,9 +84,13 @@ def main() -> None:
 
 
 def _explained(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Report:
+    """What a few steps of the compiled model break on; the steps after the first show what a break costs."""
     torch._dynamo.reset()
-    with torch.no_grad():
-        return dx.explain(model)(*inputs)
+    with torch.no_grad(), dx.watch() as watched:
+        compiled = torch.compile(model)
+        for _ in range(STEPS):
+            compiled(*inputs)
+    return watched.report()
 
 
 def _one_report(broken: Report, measured: Report) -> Report:

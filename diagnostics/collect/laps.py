@@ -28,7 +28,8 @@ def summarise(calls: Sequence[Call], compiles: Sequence[Window] = ()) -> Laps:
     warm = [call for call in calls if call[1] >= last_compile]
     names = [name for name, _, _ in warm]
     period = find_period(names)
-    if period == 0:
+    if period == 0 or (ENTRY not in names[-period:] and any(name == ENTRY for name, _, _ in calls)):
+        # Equal layers within one call of a compiled callable repeat too; that is no step.
         return Laps(calls=totals)
     first = len(warm) - _repeats(names, period) * period
     first += _entry(names[first : first + period])

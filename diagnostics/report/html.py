@@ -103,7 +103,7 @@ def _tiles(report: Report) -> list[Tile]:
     run = report.run
     if run is not None:
         if run.step_us is not None:
-            tiles.append(Tile(duration(run.step_us), "a step"))
+            tiles.append(Tile(duration(run.step_us), "a step" if report.device == "cpu" else "a step on the host"))
         tiles.append(Tile(str(run.graphs), "graphs" if run.graphs != 1 else "graph"))
         tiles.append(
             Tile(str(run.gaps), "gaps in eager" if run.gaps != 1 else "gap in eager", "warn" if run.gaps else "")

@@ -59,7 +59,9 @@ def headline(report: Report) -> Text:
     words: list[str] = []
     if run is not None:
         if run.step_us is not None:
-            words.append(f"step {duration(run.step_us)}")
+            # Nothing waits for a GPU while a program is watched, so there the clock sees the host alone.
+            host = "" if report.device == "cpu" else " on the host"
+            words.append(f"step {duration(run.step_us)}{host}")
         words.append(f"{count(run.graphs, 'graph')}, {count(run.gaps, 'gap')} in eager")
         if run.frames_skipped:
             words.append(f"{count(run.frames_skipped, 'frame')} never compiled")
