@@ -19,12 +19,9 @@ def _modules() -> Iterator[tuple[ModuleType, Path]]:
     """The program's own modules with their sources, those of packages that the reader cannot change left out."""
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if (
-            isinstance(path, str)
-            and path.endswith(".py")
-            and "site-packages" not in path
-            and changeable(path, prefixes())
-        ):
+        if not isinstance(path, str) or not path.endswith(".py") or "site-packages" in path:
+            continue
+        if changeable(path, prefixes()) and not any(word in path for word in GENERATED):
             yield module, Path(path)
 
 
