@@ -20,7 +20,7 @@ from opgraft.diagnostics.measure.sites import SiteBackend
 from opgraft.diagnostics.measure.subject import subject_of
 from opgraft.diagnostics.model import Report
 
-import models
+import measured
 
 # Dynamo and AOTAutograd without code generation: the arms are what is tested here, not their speed.
 FAST: dict[str, Any] = {"backend": "aot_eager"}
@@ -46,7 +46,7 @@ def targets_seen(model: nn.Module, replaced: bool) -> list[str]:
                 seen.extend(str(n.target) for n in child.graph.nodes if n.op == "call_function")
         return module.forward
 
-    references = {SQUARE: models.square} if replaced else {}
+    references = {SQUARE: measured.square} if replaced else {}
     torch._dynamo.reset()
     torch.compile(model, backend=SiteBackend(inner, references))(torch.ones(4, 8, requires_grad=True))
     return seen
@@ -54,13 +54,13 @@ def targets_seen(model: nn.Module, replaced: bool) -> list[str]:
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_only_the_call_of_the_op_is_exchanged(replaced: bool) -> None:
-    seen = targets_seen(models.Model(), replaced)
+    seen = targets_seen(measured.Model(), replaced)
     assert any("reference_of_measuretest__square" in t for t in seen) is replaced
     assert any("measuretest.square" in t for t in seen) is not replaced
 
 
 def test_calls_inside_a_checkpointed_region_are_exchanged_too() -> None:
-    class Checkpointed(models.Model):
+    class Checkpointed(measured.Model):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return checkpoint(super().forward, x, use_reentrant=False)
 
@@ -70,10 +70,10 @@ def test_calls_inside_a_checkpointed_region_are_exchanged_too() -> None:
 
 @pytest.mark.parametrize("train", [False, True])
 def test_arms_agree_and_the_op_runs_in_its_own_alone(train: bool) -> None:
-    model, inputs = models.build()
+    model, inputs = measured.build()
     subject = subject_of(model, inputs, train=train)
     question = session.Question(
-        ops=(SQUARE,), references={SQUARE: models.square}, compile_options=FAST, seconds=0.2, alone_seconds=0.1
+        ops=(SQUARE,), references={SQUARE: measured.square}, compile_options=FAST, seconds=0.2, alone_seconds=0.1
     )
     reading = session.run(subject, question)
     assert reading.problems == ()
@@ -84,7 +84,7 @@ def test_arms_agree_and_the_op_runs_in_its_own_alone(train: bool) -> None:
 
 
 def test_the_table_has_every_arm_and_the_site_is_the_models_line() -> None:
-    report = quick(*models.build())
+    report = quick(*measured.build())
     assert report.ledger is not None
     assert [a.name for a in report.ledger.arms] == ["eager", "compiler", "op"]
     assert all(a.step_us for a in report.ledger.arms)
@@ -101,7 +101,7 @@ def test_several_ops_are_measured_alone_and_together() -> None:
 
 
 def test_ops_are_found_where_none_is_named() -> None:
-    model, inputs = models.build()
+    model, inputs = measured.build()
     assert ops.discover(subject_of(model, inputs, train=False)) == (SQUARE,)
 
 
@@ -127,14 +127,14 @@ def test_an_unregistered_function_is_taken_out_by_its_reference() -> None:
         return x * x
 
     namespace = type("namespace", (), {"act": staticmethod(kernel)})
-    report = quick(lambda x: namespace.act(x + 1) + 1, torch.ones(4), [Swap(namespace, "act", models.square)])
+    report = quick(lambda x: namespace.act(x + 1) + 1, torch.ones(4), [Swap(namespace, "act", measured.square)])
     assert report.ledger is not None
     arms = {a.name: a for a in report.ledger.arms}
     assert (arms["raw"].breaks, arms["compiler"].breaks) == (1, 0)
 
 
 def test_a_wrong_kernel_gets_no_verdict() -> None:
-    report = quick(models.Model(torch.ops.measuretest.wrong), torch.ones(4, 8), ["measuretest::wrong"])
+    report = quick(measured.Model(torch.ops.measuretest.wrong), torch.ones(4, 8), ["measuretest::wrong"])
     assert "invalid-measurement" in kinds(report)
     assert report.ledger is not None
     assert {a.name: a.verdict for a in report.ledger.arms}["op"] is None
@@ -203,12 +203,12 @@ def test_a_call_that_the_compiler_does_not_see_is_a_finding() -> None:
 
 
 def test_an_op_that_the_model_does_not_call_is_a_finding() -> None:
-    report = quick(models.Model(), torch.ones(4, 8), ["measuretest::wrong"])
+    report = quick(measured.Model(), torch.ones(4, 8), ["measuretest::wrong"])
     assert any("no compiled graph of the model calls" in f.message for f in report.findings)
 
 
 def test_a_model_that_compiles_at_every_step_is_a_finding() -> None:
-    class Counting(models.Model):
+    class Counting(measured.Model):
         steps = 0
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -249,7 +249,7 @@ def test_running_statistics_are_left_as_they_were() -> None:
 )
 def test_a_wrong_name_is_one_clear_sentence(wanted: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        compare(models.Model(), torch.ones(4, 8), [wanted])
+        compare(measured.Model(), torch.ones(4, 8), [wanted])
 
 
 def test_a_backward_that_is_wrong_is_seen_in_training() -> None:
@@ -264,20 +264,20 @@ def test_a_backward_that_is_wrong_is_seen_in_training() -> None:
         lib=library,
     )
     report = quick(
-        models.Model(torch.ops.measuretest.halfgrad),
+        measured.Model(torch.ops.measuretest.halfgrad),
         torch.ones(4, 8),
         ["measuretest::halfgrad"],
-        references={"measuretest::halfgrad": models.square},
+        references={"measuretest::halfgrad": measured.square},
         train=True,
     )
     assert any("gradient of" in f.message for f in report.findings)
 
 
 def test_the_arms_entry_keeps_code_of_its_own() -> None:
-    model, inputs = models.build()
+    model, inputs = measured.build()
     subject = subject_of(model, inputs, train=False)
     plans = plan_arms([SQUARE], [], [])
-    arms = [make_arm(p, subject, {SQUARE: models.square}, FAST) for p in plans]
+    arms = [make_arm(p, subject, {SQUARE: measured.square}, FAST) for p in plans]
     codes = {id(a.entry.__code__) for a in arms if a.entry is not None and hasattr(a.entry, "__code__")}
     assert len(codes) >= 1
     assert all(a.step is not None for a in arms)

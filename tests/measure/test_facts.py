@@ -14,7 +14,7 @@ from opgraft.diagnostics.measure.facts import FactsReading
 from opgraft.diagnostics.measure.ledger import lost_bytes
 from opgraft.diagnostics.measure.subject import subject_of
 
-import models
+import measured
 
 SQUARE = "measuretest::square"
 ROWS, COLUMNS = 256, 1024
@@ -27,7 +27,7 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def facts() -> FactsReading:
     torch._dynamo.reset()
-    question = session.Question(ops=(SQUARE,), references={SQUARE: models.square}, alone_seconds=0.2)
+    question = session.Question(ops=(SQUARE,), references={SQUARE: measured.square}, alone_seconds=0.2)
     return collect.collect(subject_of(chain, torch.ones(ROWS, COLUMNS), train=False), question)
 
 

@@ -12,7 +12,7 @@ from opgraft.diagnostics.measure.processes import Ended, RefusedError, ask
 from opgraft.diagnostics.measure.readings import Reading
 from opgraft.diagnostics.measure.request import Request
 
-MODELS = str(Path(__file__).parent / "models.py")
+MODELS = str(Path(__file__).parent / "measured.py")
 FAST = {"backend": "aot_eager"}
 
 
