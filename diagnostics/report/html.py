@@ -11,7 +11,7 @@ from typing import Any
 
 from opgraft.diagnostics.model import Finding, Location, Region, Report
 from opgraft.diagnostics.report.files import write_atomically
-from opgraft.diagnostics.report.terminal import count, count_words, duration, ending, explain_line, nothing
+from opgraft.diagnostics.report.terminal import count, count_words, duration, ending, explain_line, nothing, shown_path
 
 _MOST_BARS = 400
 _SEVERITIES = ("error", "warning", "note")
@@ -67,6 +67,7 @@ def to_html(report: Report) -> str:
     command = " ".join(report.run.command) if report.run is not None else ""
     return environment.from_string(source).render(
         report=report,
+        shown_path=shown_path,
         title=f"opgraft · {command}" if command else "opgraft report",
         heading=command or "opgraft report",
         ended=ending(report),
@@ -119,7 +120,7 @@ def _tiles(report: Report) -> list[Tile]:
 
 
 def _bar(region: Region, scaled: bool) -> Bar:
-    where = f"{region.location.path}:{region.location.line}" if region.location is not None else ""
+    where = f"{shown_path(region.location.path)}:{region.location.line}" if region.location is not None else ""
     name = {"graph": region.name, "gap": "gap in eager", "skipped-frame": f"{region.name} (never compiled)"}[
         region.kind
     ]
@@ -150,7 +151,7 @@ def _card(found: Finding) -> Card:
         )
     return Card(
         found=found,
-        where=f"{found.location.path}:{found.location.line}"
+        where=f"{shown_path(found.location.path)}:{found.location.line}"
         + (f" in {found.location.function}" if found.location.function else ""),
         callee=callee.name if callee is not None else "",
         owner=owner,

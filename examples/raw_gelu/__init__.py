@@ -29,10 +29,12 @@ def extension() -> ModuleType:
         name="raw_gelu_extension",
         sources=[str(HERE / "binding.cpp"), *([str(HERE / "launch.cu")] if cuda else [])],
         extra_include_paths=[str(ROOT / "csrc")],
-        extra_cflags=["-O3", "-std=c++20", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+        # Without -fopenmp at::parallel_for, which is a header, runs on one thread.
+        extra_cflags=["-O3", "-std=c++20", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
         + (["-DWITH_CUDA"] if cuda else []),
         # USE_CUDA makes torch's stable headers declare their CUDA half.
         extra_cuda_cflags=["-O3", "-std=c++20", "--expt-relaxed-constexpr", "-DUSE_CUDA"],
+        extra_ldflags=["-fopenmp"],
         build_directory=str(folder),
         with_cuda=cuda,
     )
