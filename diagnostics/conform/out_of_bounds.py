@@ -26,17 +26,19 @@ PATTERNS = (0x84, 0x4E)
 
 def trespass(bench: Bench, case: Case) -> str:
     """What the call did outside its tensors; ``""`` where nothing was seen."""
-    results = [bench.real(case, pattern=pattern) for pattern in PATTERNS]
+    results = [bench.real(case, pattern=pattern, filling=0) for pattern in PATTERNS]
     for result in results:
         for zone in result.zones:
             where = zone.touched()
             if where is not None:
                 side = "before" if where < 0 else "behind the start of"
                 return f"writes {abs(where)} bytes {side} {zone.label}, outside its elements"
+        if result.allocations is not None and (words := result.allocations.trespass()):
+            return words
     first, second = results
     if not (first.ok and second.ok):
         return ""
-    again = bench.real(case, pattern=PATTERNS[0])
+    again = bench.real(case, pattern=PATTERNS[0], filling=0)
     if again.ok and compare.disagree(first.outputs, again.outputs, 1):
         return ""  # not repeatable anyhow: another check's subject
     words = compare.disagree(first.outputs, second.outputs, 1)

@@ -20,9 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from opgraft.diagnostics.conform.lab import compare
+from opgraft.diagnostics.conform.lab.allocations import FILLING
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, Result
 from opgraft.diagnostics.conform.lab.case import Case
 
@@ -30,29 +29,9 @@ KIND = "unstable-result"
 REPEATS = 3
 
 
-class _Filled:
-    """Fresh memory holds NaN, or what was there: torch's own switch, put back at the end."""
-
-    def __init__(self, on: bool) -> None:
-        self.on = on
-
-    def __enter__(self) -> None:
-        self.before = (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
-        if self.on:
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-
-    def __exit__(self, *_: object) -> None:
-        torch.use_deterministic_algorithms(self.before[0], warn_only=self.before[1])
-
-
 def call(bench: Bench, case: Case, seed: int = 0, filled: bool = False) -> Result:
     """One call; with ``filled``, memory that the op allocates holds NaN (the largest integer) before it is written."""
-    with _Filled(filled):
-        return bench.real(case, seed=seed)
+    return bench.real(case, seed=seed, filling=FILLING if filled else None)
 
 
 def trial(bench: Bench, case: Case) -> tuple[str, tuple[str, ...]]:

@@ -12,16 +12,52 @@ Fails: a launch without a guard. Passes: ``DeviceGuard guard(x.get_device_index(
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Iterator
 from functools import partial
 
 import torch
 
-from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotRun, sentence
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotRun, Result, sentence
+from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
 from opgraft.diagnostics.conform.wrong_stream import needs_gpu
 
 KIND = "wrong-device"
+
+
+def current_context() -> int | None:
+    """The driver's current context of this thread, None where the driver does not say."""
+    handle = ctypes.c_void_p()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(handle)) != 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return handle.value or 0
+
+
+def in_a_fresh_thread(bench: Bench, case: Case) -> Result:
+    """The call in a thread that has not touched the device yet: no context is current there, as in a backward."""
+    found: list[Result] = []
+    thread = threading.Thread(target=lambda: found.append(bench.real(case)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def on_one_device(bench: Bench, case: Case, wanted: Result) -> str:
+    """What shows of a missing guard where there is only one device."""
+    before = current_context()
+    bench.real(case)
+    if current_context() != before:
+        return "leaves another CUDA context current than before the call"
+    threaded = in_a_fresh_thread(bench, case)
+    if not threaded.ok:
+        return f"fails in a thread where no device is current yet: {sentence(threaded.error)}"
+    words = bench.disagree(threaded.outputs, wanted.outputs, case)
+    return f"is wrong in a thread where no device is current yet: {words}" if words else ""
 
 
 def check(bench: Bench) -> Iterator[Fault]:
@@ -38,8 +74,12 @@ def check(bench: Bench) -> Iterator[Fault]:
         if places - {bench.device, torch.device(bench.device.type, current)}:
             yield Fault(f"{bench.name} returns a result on {', '.join(map(str, places))}", case)
             return
+        trouble = on_one_device(bench, case, wanted)
+        if trouble:
+            yield Fault(f"{bench.name} {trouble}", case)
+            return
         if torch.cuda.device_count() < 2:
-            raise NotRun("the machine has one GPU")
+            raise NotRun("the machine has one GPU; there the op keeps the context, and works in a fresh thread")
         other = torch.device("cuda", 1 - current)
         args, kwargs = map_tensors(partial(torch.Tensor.to, device=other), (case.args, case.kwargs))
         moved = case.varied("device", f"on {other}, {torch.device('cuda', current)} current", args, kwargs)
@@ -47,6 +87,8 @@ def check(bench: Bench) -> Iterator[Fault]:
         words = sentence(result.error) if not result.ok else bench.disagree(result.outputs, wanted.outputs, case)
         if not words and any(out.device != other for out in tensors(result.outputs)):
             words = "the result is on another device"
+        if not words and torch.cuda.current_device() != current:
+            words = "another device is current after the call"
         if words:
             yield Fault(f"{bench.name} has no device guard: with its tensor on another device {words}", moved)
             return

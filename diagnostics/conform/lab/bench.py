@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from opgraft.diagnostics.conform.lab import compare, vary
+from opgraft.diagnostics.conform.lab.allocations import FILLING, ZONE, Allocations, guarded_allocations
 from opgraft.diagnostics.conform.lab.case import Case, describe, snippet
 from opgraft.diagnostics.conform.lab.facts import OpFacts
 from opgraft.diagnostics.conform.lab.fakes import FakeResult, fake_call
@@ -60,6 +61,7 @@ class Result:
     kwargs: dict[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
     zones: tuple[Zone, ...] = ()
+    allocations: Allocations | None = None
 
     @property
     def ok(self) -> bool:
@@ -143,13 +145,21 @@ class Bench:
         self.announce(key, doing or case.change, f"{describe(case)}\n{self._snippets[key]}")
 
     def real(
-        self, case: Case, *, grad: bool = False, seed: int = 0, pattern: int | None = None, function: Any = None
+        self,
+        case: Case,
+        *,
+        grad: bool = False,
+        seed: int = 0,
+        pattern: int | None = None,
+        filling: int | None = None,
+        function: Any = None,
     ) -> Result:
         """Calls the op on fresh copies of the arguments.
 
         Args:
             grad: keep ``requires_grad`` of the arguments and record the graph.
-            pattern: put the arguments into guarded memory filled with this byte.
+            pattern: put the arguments into memory between zones of this byte, and what the op allocates too.
+            filling: fill what the op allocates with this byte before it is written (0xFF is NaN).
             function: call this in the op's place.
         """
         zones: list[Zone] = []
@@ -159,8 +169,14 @@ class Bench:
             args, kwargs, zones = guarded_call(case, pattern)
         self.tell(case)
         torch.manual_seed(seed)
+        allocations = None
         try:
             with contextlib.ExitStack() as stack:
+                if pattern is not None or filling is not None:
+                    guards = guarded_allocations(
+                        ZONE if pattern is None else pattern, FILLING if filling is None else filling
+                    )
+                    allocations = stack.enter_context(guards)
                 stack.enter_context(torch.set_grad_enabled(grad))
                 if case.autocast:
                     stack.enter_context(torch.autocast(self.device.type, dtype=getattr(torch, case.autocast)))
@@ -170,8 +186,8 @@ class Bench:
         except Exception as error:
             if any(word in str(error) for word in LOST_CONTEXT):
                 self.lost(str(error))
-            return Result(None, args, kwargs, error, tuple(zones))
-        return Result(outputs, args, kwargs, None, tuple(zones))
+            return Result(None, args, kwargs, error, tuple(zones), allocations)
+        return Result(outputs, args, kwargs, None, tuple(zones), allocations)
 
     def disagree(self, left: Any, right: Any, case: Case) -> str:
         """In what two results differ by more than rounding; ``""`` where they agree."""

@@ -69,44 +69,54 @@ def _sparse(source: torch.Tensor, elements: int, offset: int) -> torch.Tensor:
 class Zone:
     """The memory around one guarded tensor: the whole buffer, and the mask of bytes that nobody may write."""
 
-    buffer: bytearray
-    before: bytes
+    flat: torch.Tensor
+    before: torch.Tensor
     mask: torch.Tensor
     label: str
 
     def touched(self) -> int | None:
         """The distance in bytes from the tensor of the first changed byte, or None where all are as they were."""
-        now = torch.frombuffer(self.buffer, dtype=torch.uint8)
-        then = torch.frombuffer(bytearray(self.before), dtype=torch.uint8)
-        changed = ((now != then) & self.mask).nonzero()
+        changed = ((self.flat != self.before) & self.mask).nonzero()
         return int(changed[0]) - GUARD_BYTES if len(changed) else None
 
 
+def _buffer(size: int, pattern: int, like: torch.Tensor) -> torch.Tensor:
+    """Bytes that hold the pattern. On the CPU torch sees no more of them than each tensor that is laid into them."""
+    if like.device.type == "cpu":
+        return torch.frombuffer(bytearray([pattern]) * size, dtype=torch.uint8)
+    return torch.full((size,), pattern, dtype=torch.uint8, device=like.device)
+
+
+def _laid(whole: torch.Tensor, source: torch.Tensor, elements: int, start: int) -> torch.Tensor:
+    """A tensor like ``source`` in the buffer, from byte ``start`` on."""
+    if source.device.type == "cpu":
+        part = memoryview(whole.numpy())[start : start + elements * source.element_size()]
+        return torch.frombuffer(part, dtype=source.dtype).as_strided(source.shape, source.stride())
+    flat = whole[start : start + elements * source.element_size()].view(source.dtype)
+    return flat.as_strided(source.shape, source.stride())
+
+
 def guarded(tensor: torch.Tensor, pattern: int, label: str) -> tuple[torch.Tensor, Zone | None]:
-    """A copy of a CPU tensor between two zones that hold ``pattern``, and the zones. Other devices get a plain copy."""
+    """A copy of a tensor between two zones that hold ``pattern``, and the zones; a plain copy where that cannot be."""
     source = tensor.detach()
     elements = span(source)
     size = elements * source.element_size()
-    if not is_plain(source) or source.device.type != "cpu" or size > SPARSE_BYTES:
+    if not is_plain(source) or source.device.type not in ("cpu", "cuda") or size > SPARSE_BYTES or elements == 0:
         return fresh(tensor), None
-    buffer = bytearray([pattern]) * (2 * GUARD_BYTES + 2 * ALIGNMENT + size)
-    whole = torch.frombuffer(buffer, dtype=torch.uint8)
+    whole = _buffer(2 * GUARD_BYTES + 2 * ALIGNMENT + size, pattern, source)
     shift = (_offset(source) * source.element_size()) % ALIGNMENT
     start = GUARD_BYTES + (shift - whole.data_ptr() - GUARD_BYTES) % ALIGNMENT
-    mask = torch.ones(len(buffer), dtype=torch.bool)
-    if elements == 0:
-        return fresh(tensor), None
-    flat = torch.frombuffer(buffer, dtype=source.dtype, count=elements, offset=start)
-    copy = flat.as_strided(source.shape, source.stride())
+    copy = _laid(whole, source, elements, start)
     if 0 in source.stride():
         keep = [slice(None) if stride else slice(0, 1) for stride in source.stride()]
         copy[tuple(keep)].copy_(source[tuple(keep)])
     else:
         copy.copy_(source)
-    own = torch.zeros(elements, dtype=torch.bool)
+    own = torch.zeros(elements, dtype=torch.bool, device=source.device)
     own.as_strided(source.shape, source.stride()).fill_(True)
+    mask = torch.ones(whole.numel(), dtype=torch.bool, device=source.device)
     mask[start : start + size] = ~own.repeat_interleave(source.element_size())
-    zone = Zone(buffer, bytes(buffer), mask, label)
+    zone = Zone(whole, whole.clone(), mask, label)
     return copy.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copy, zone
 
 

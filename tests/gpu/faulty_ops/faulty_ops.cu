@@ -52,6 +52,33 @@ __global__ void twice_strided(Index rows, Index columns, Index row_stride, Index
   if (i < rows * columns) y[i] = 2.0f * x[(i / columns) * row_stride + (i % columns) * column_stride];
 }
 
+// One row a block in y, of which a grid takes 65,535.
+__global__ void twice_rows(int64_t rows, int64_t columns, const float* x, float* y) {
+  const int64_t row = blockIdx.y;
+  for (int64_t column = threadIdx.x; column < columns; column += blockDim.x)
+    y[row * columns + column] = 2.0f * x[row * columns + column];
+}
+
+// The bound is one element too high.
+__global__ void twice_too_far(int64_t n, const float* x, float* y) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i <= n) y[i] = 2.0f * x[i < n ? i : 0];
+}
+
+// Each block sums THREADS elements of its own; without the bound the last block reads what lies behind x.
+template <bool BOUND>
+__global__ void block_sums(int64_t n, const float* x, float* sums) {
+  __shared__ float part[THREADS];
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+  part[threadIdx.x] = BOUND && i >= n ? 0.0f : x[i];
+  __syncthreads();
+  for (int width = THREADS / 2; width > 0; width /= 2) {
+    if (threadIdx.x < width) part[threadIdx.x] += part[threadIdx.x + width];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) sums[blockIdx.x] = part[0];
+}
+
 struct Prepared {
   Tensor x, y;
 };
@@ -111,6 +138,51 @@ Tensor checked(const Tensor& x) {
   return y;
 }
 
+Tensor unchecked_rows(const Tensor& x) {
+  STD_TORCH_CHECK(x.dim() == 2, "unchecked_rows: x has another number of dimensions than 2");
+  DeviceGuard guard(x.get_device_index());
+  auto [dense, y] = prepare(x);
+  if (x.numel() == 0) return y;
+  twice_rows<<<dim3(1, static_cast<unsigned>(x.size(0))), THREADS, 0, current_stream(x)>>>(x.size(0), x.size(1),
+                                                                                           in(dense), out(y));
+  return y;
+}
+
+Tensor too_far(const Tensor& x) {
+  DeviceGuard guard(x.get_device_index());
+  auto [dense, y] = prepare(x);
+  if (x.numel() == 0) return y;
+  twice_too_far<<<blocks_for(x.numel() + 1), THREADS, 0, current_stream(x)>>>(x.numel(), in(dense), out(y));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  return y;
+}
+
+template <bool BOUND>
+Tensor sums(const Tensor& x) {
+  DeviceGuard guard(x.get_device_index());
+  Tensor dense = x.is_contiguous() ? x : torch::stable::contiguous(x);
+  Tensor y = torch::stable::new_empty(x, {static_cast<int64_t>(blocks_for(x.numel()))});
+  if (x.numel() == 0) return y;
+  block_sums<BOUND><<<blocks_for(x.numel()), THREADS, 0, current_stream(x)>>>(x.numel(), in(dense), out(y));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  return y;
+}
+
+// A workspace from the driver at every call: neither cudaMalloc nor cudaFree can be captured, and the latter waits.
+Tensor allocates(const Tensor& x) {
+  DeviceGuard guard(x.get_device_index());
+  auto [dense, y] = prepare(x);
+  if (x.numel() == 0) return y;
+  void* workspace = nullptr;
+  STD_CUDA_CHECK(cudaMalloc(&workspace, x.numel() * sizeof(float)));
+  twice<<<blocks_for(x.numel()), THREADS, 0, current_stream(x)>>>(x.numel(), in(dense), static_cast<float*>(workspace));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  STD_CUDA_CHECK(
+      cudaMemcpyAsync(out(y), workspace, x.numel() * sizeof(float), cudaMemcpyDeviceToDevice, current_stream(x)));
+  STD_CUDA_CHECK(cudaFree(workspace));
+  return y;
+}
+
 template <typename Index>
 Tensor strided(const Tensor& x) {
   STD_TORCH_CHECK(x.dim() == 2, "strided: x has another number of dimensions than 2");
@@ -154,6 +226,11 @@ STABLE_TORCH_LIBRARY(faulty_gpu, m) {
   m.def("misaligned(Tensor x) -> Tensor");
   m.def("aligned(Tensor x) -> Tensor");
   m.def("syncs(Tensor x) -> Tensor");
+  m.def("allocates(Tensor x) -> Tensor");
+  m.def("sums_exact(Tensor x) -> Tensor");
+  m.def("sums_past(Tensor x) -> Tensor");
+  m.def("too_far(Tensor x) -> Tensor");
+  m.def("unchecked_rows(Tensor x) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(faulty_gpu, CUDA, m) {
@@ -167,4 +244,9 @@ STABLE_TORCH_LIBRARY_IMPL(faulty_gpu, CUDA, m) {
   m.impl("misaligned", TORCH_BOX(&vector<false>));
   m.impl("aligned", TORCH_BOX(&vector<true>));
   m.impl("syncs", TORCH_BOX(&syncs));
+  m.impl("allocates", TORCH_BOX(&allocates));
+  m.impl("sums_exact", TORCH_BOX(&sums<true>));
+  m.impl("sums_past", TORCH_BOX(&sums<false>));
+  m.impl("too_far", TORCH_BOX(&too_far));
+  m.impl("unchecked_rows", TORCH_BOX(&unchecked_rows));
 }
