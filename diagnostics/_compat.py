@@ -79,6 +79,11 @@ def counters() -> dict[str, dict[str, int]]:
     return {group: dict(values) for group, values in list(found.items())}
 
 
+def cudagraphs_on() -> bool:
+    """Does the compile that runs now make CUDA graphs?"""
+    return bool(getattr(getattr(loaded("torch._inductor.config"), "triton", None), "cudagraphs", False))
+
+
 # ---- ops, as the doctor reads them
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from opgraft.diagnostics import _compat
-from opgraft.diagnostics.collect import arrival, graphs
+from opgraft.diagnostics.collect import arrival, cudagraphs, graphs
 from opgraft.diagnostics.collect.events import CudagraphsSkipped, Event, Message, Registered
 from opgraft.diagnostics.collect.graphs import PREFIX, GraphClock
 from opgraft.diagnostics.collect.messages import read_message
@@ -119,6 +119,7 @@ def _install() -> None:
         ("torch._dynamo.output_graph", _install_clock),
         ("torch._dynamo.eval_frame", _install_entries),
         ("torch._inductor.cudagraph_utils", _install_cudagraphs),
+        ("torch._inductor.scheduler", _install_partitions),
         ("torch.library", _install_registrations),
     ):
         _undo.append(arrival.when_imported(name, install))
@@ -221,16 +222,23 @@ def _install_entries(module: Any) -> None:
     _replace(module, "_callback_from_stance", make, "a step is the shortest repeat of graphs: entries are not seen")
 
 
+def _tell_cudagraphs(event: CudagraphsSkipped) -> None:
+    tell(lambda listener: listener.event(event))
+
+
 def _install_cudagraphs(module: Any) -> None:
+    def make(original: Any) -> Any:
+        return cudagraphs.ListenedLogger(original, _tell_cudagraphs)
+
+    _replace(module, "cudagraphs_log", make, "reasons of skipped CUDA graphs are not seen")
+
+
+def _install_partitions(module: Any) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def log_cudagraph_skip_and_bump_counter(msg: str, *args: Any, **kwargs: Any) -> Any:
-            tell(lambda listener: listener.event(CudagraphsSkipped(reason=str(msg)[:4000], id=_compat.trace_id()[0])))
-            return original(msg, *args, **kwargs)
+        return cudagraphs.listening_partition(original, _tell_cudagraphs)
 
-        return log_cudagraph_skip_and_bump_counter
-
-    _replace(module, "log_cudagraph_skip_and_bump_counter", make, "reasons of skipped CUDA graphs are not seen")
+    scheduler = getattr(module, "Scheduler", None)
+    _replace(scheduler, "graph_partition", make, "what splits CUDA graphs is not seen")
 
 
 def _install_registrations(module: Any) -> None:
