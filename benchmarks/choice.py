@@ -1,128 +1,237 @@
 """Is a model with the choice of kernels ever slower than with the compiler alone, and is each choice the better side?
 
-    python benchmarks/choice.py [--train] [--device cuda] [--only NAME]
+    python benchmarks/choice.py [--train] [--device cuda] [--only NAME ...] [--mode reduce-overhead] [--json FILE]
+    python benchmarks/choice.py --compile [--only NAME ...]      times of first compiles and of second processes
 
-Every model is compiled five ways: plain torch.compile, the same again (A/A, the noise floor), choose="measured", and
-both sides forced. All are timed by turns as whole steps; a ratio is the plain compile's time over the arm's.
+Every model is compiled plain, plain again (A/A, the noise floor), with choose="measured", and once for every kind of
+site with that kind alone turned to its other side. All are timed against plain by turns, as whole steps; a ratio is the
+plain compile's time over the arm's. A choice is right where it is the side that the whole model runs faster with, and
+a tie where the two cannot be told apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from choice_models import models
 from torch import nn
 
 import opgraft
 from opgraft.compile import timing
-from opgraft.compile.store import architecture
+from opgraft.compile.site import COMPILER, KERNEL, Decision, SiteReport
+from opgraft.compile.store import Store, architecture
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-
-Built = tuple[nn.Module, tuple[torch.Tensor, ...]]
-
-
-class Perceptron(nn.Module):
-    """Up, GELU written as plain torch, down: the idiom must be found."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(nn.functional.gelu(self.up(x), approximate="tanh"))
+_TOLERATED = 0.995
 
 
-def perceptron(rows: int, width: int) -> Callable[[str], Built]:
-    def build(device: str) -> Built:
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        return Perceptron(width).to(device, dtype), (torch.randn(rows, width, device=device, dtype=dtype),)
+class Forced(Store):
+    """Gives one kind of site a choice, and every other what stands in the model."""
 
-    return build
+    def __init__(self, key: str, choice: str, calls: frozenset[str]) -> None:
+        super().__init__(tempfile.gettempdir(), read_only=True)
+        self.key, self.choice, self.calls = key, choice, calls
+
+    def find(self, device: str, key: str) -> Decision:
+        as_given = KERNEL if key in self.calls else COMPILER
+        return Decision(self.choice if key == self.key else as_given, "forced")
+
+    def digest(self) -> str:
+        return f"{self.key} {self.choice}"
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
-def transformer(device: str) -> Built:
-    import transformer_block
+@dataclass(frozen=True)
+class Kind:
+    """One kind of site of a model, and what the whole model says of its two sides."""
 
-    return transformer_block.build(device)
+    name: str
+    sites: int
+    chosen: str
+    why: str
+    kernel_over_compiler: float
+    interval: tuple[float, float]
+    verdict: str  # "right", "wrong", "tie"
 
 
-def models(device: str) -> dict[str, Callable[[str], Built]]:
-    sizes = ((4096, 1024), (8192, 2048), (16384, 4096)) if device == "cuda" else ((64, 128), (512, 256), (2048, 256))
-    return {"transformer_block": transformer, **{f"mlp {r}x{w}": perceptron(r, w) for r, w in sizes}}
+@dataclass(frozen=True)
+class Row:
+    model: str
+    step_ms: float
+    noise: tuple[float, float]
+    ratio: float
+    interval: tuple[float, float]
+    kinds: tuple[Kind, ...]
+
+    @property
+    def slower(self) -> bool:
+        """True where the model lost beyond the tolerated half per cent and the noise of A/A."""
+        return self.interval[1] < min(_TOLERATED, self.noise[0])
 
 
-def step(compiled: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], train: bool) -> Callable[[], None]:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--only", nargs="*", default=[], help="models whose name holds one of these words")
+    parser.add_argument("--mode", default=None, help="torch.compile's mode")
+    parser.add_argument("--seconds", type=float, default=3.0, help="timing of one pair, at least")
+    parser.add_argument("--no-kinds", action="store_true", help="do not turn single kinds of sites")
+    parser.add_argument("--compile", action="store_true", help="time compiles instead of steps")
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "ARM"), help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(_compile_once(*given.one, given.device, given.train)))
+        return
+    chosen = [n for n in models(given.device) if not given.only or any(word in n for word in given.only)]
+    kind = "training" if given.train else "inference"
+    mode = given.mode or "default"
+    print(f"torch {torch.__version__}, {architecture(given.device)}, {kind}, mode {mode}", flush=True)
+    if given.compile:
+        _compile_times(chosen, given.device, given.train)
+        return
+    rows = []
+    for name in chosen:
+        try:
+            rows.append(_compare(name, given))
+        except Exception as error:
+            print(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}", flush=True)
+    _summary(rows)
+    if given.json:
+        given.json.write_text(json.dumps([_plain(row) for row in rows], indent=1) + "\n")
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    return {**row.__dict__, "kinds": [kind.__dict__ for kind in row.kinds]}
+
+
+def step(compiled: Callable[..., torch.Tensor], model: nn.Module, inputs: Any, train: bool) -> Callable[[], None]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
     def run() -> None:
         if not train:
             with torch.no_grad():
                 compiled(*inputs)
         else:
-            compiled(*inputs).float().square().mean().backward()
+            loss = compiled(*inputs).float().square().mean()
+            torch.autograd.grad(loss, parameters, allow_unused=True)
 
     return run
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--train", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=5.0, help="timing of one pair")
-    options = parser.parse_args()
-    kind = "training" if options.train else "inference"
-    print(f"torch {torch.__version__}, {architecture(options.device)}, {kind}")
-    synchronise = torch.cuda.synchronize if options.device == "cuda" else lambda: None
-    with tempfile.TemporaryDirectory() as store:
-        for name, build in models(options.device).items():
-            if options.only in name:
-                print(name, flush=True)
-                torch._dynamo.reset()
-                _compare(*build(options.device), store, options.train, options.seconds, synchronise)
+def _compare(name: str, given: argparse.Namespace) -> Row:
+    torch._dynamo.reset()
+    model, inputs = models(given.device)[name](given.device)
+    model.train(given.train)
+    synchronise = torch.cuda.synchronize if given.device == "cuda" else lambda: None
+    base = given.mode
 
-
-def _compare(
-    model: nn.Module,
-    inputs: tuple[torch.Tensor, ...],
-    store: str,
-    train: bool,
-    seconds: float,
-    synchronise: Callable[[], None],
-) -> None:
-    arms = {
-        "plain": None,
-        "A/A": None,
-        "measured": opgraft.compile_options(store=store),
-        "kernel": opgraft.compile_options(choose="kernel"),
-        "compiler": opgraft.compile_options(choose="compiler"),
-    }
-    steps, first = {}, {}
-    for arm, chosen in arms.items():
+    def compiled(arm: str, options: dict[str, Any] | None) -> Callable[[], None]:
         own = _with_code_of_its_own(model, arm)
-        compiled = torch.compile(own, options=chosen) if chosen else torch.compile(own)
-        steps[arm] = step(compiled, inputs, train)
-        began = time.perf_counter()
-        steps[arm]()
+        function = torch.compile(own, options=options) if options else torch.compile(own, mode=base)
+        run = step(function, model, inputs, given.train)
+        run()
         synchronise()
-        first[arm] = time.perf_counter() - began
-    with torch.set_grad_enabled(train):
-        for report in opgraft.sites(model, inputs, store=store):
-            print(f"  {report}")
-    for arm in list(arms)[1:]:
-        samples = timing.interleave(steps["plain"], steps[arm], seconds=seconds, synchronise=synchronise)
-        verdict = timing.judge(samples)
-        low, high = verdict.interval
+        return run
+
+    def against(first: Callable[[], None], second: Callable[[], None]) -> tuple[timing.Verdict, float]:
+        samples = timing.until(
+            lambda v: v.second_is_faster or v.second_is_slower or v.interval[1] / v.interval[0] < 1.01,
+            first, second, seconds=given.seconds, patience=3 * given.seconds, synchronise=synchronise,
+        )  # fmt: skip
+        return timing.judge(samples), 1e3 * samples.medians[0]
+
+    plain = compiled("plain", None)
+    again = compiled("again", None)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        options = opgraft.compile_options(base, store=folder, tune_seconds=300.0)
+        measured = compiled("measured", options)
+        took = time.perf_counter() - began
+        reports = _reports(options)
+    noise, milliseconds = against(plain, again)
+    verdict, _ = against(plain, measured)
+    print(
+        f"{name}: step {milliseconds:.2f} ms, A/A {_text(noise)}, measured {_text(verdict)} (first call {took:.0f} s)",
+        flush=True,
+    )
+    kinds = [] if given.no_kinds else _kinds(reports, base, compiled, lambda arm: against(plain, arm)[0])
+    for kind in kinds:
+        low, high = kind.interval
         print(
-            f"  {arm:9} {verdict.ratio:.3f} [{low:.3f}, {high:.3f}]   step {1e3 * samples.medians[1]:.2f} ms"
-            f"   first call {first[arm]:.1f} s (plain {first['plain']:.1f} s)",
+            f"    {kind.verdict:5}  {kind.name} x{kind.sites}: {kind.chosen}; kernel over compiler in the model "
+            f"{kind.kernel_over_compiler:.3f} [{low:.3f}, {high:.3f}]; {kind.why}",
             flush=True,
         )
+    return Row(name, milliseconds, noise.interval, verdict.ratio, verdict.interval, tuple(kinds))
+
+
+def _kinds(
+    reports: list[SiteReport],
+    base: str | None,
+    compiled: Callable[[str, dict[str, Any] | None], Callable[[], None]],
+    against_plain: Callable[[Callable[[], None]], timing.Verdict],
+) -> list[Kind]:
+    of_key: dict[str, list[SiteReport]] = {}
+    for report in reports:
+        if report.key:
+            of_key.setdefault(report.key, []).append(report)
+    calls = frozenset(key for key, found in of_key.items() if not found[0].idiom)
+    kinds = []
+    for i, (key, found) in enumerate(of_key.items()):
+        turned = COMPILER if key in calls else KERNEL
+        verdict = against_plain(compiled(f"kind{i}", opgraft.compile_options(base, store=Forced(key, turned, calls))))
+        low, high = verdict.interval
+        ratio = verdict.ratio
+        if turned == COMPILER:
+            ratio, low, high = 1 / ratio, 1 / high, 1 / low
+        chosen = found[0].decision.choice
+        if low > 1.0 + verdict.noise:
+            better = KERNEL
+        elif high < 1.0 - verdict.noise:
+            better = COMPILER
+        else:
+            better = ""
+        outcome = "tie" if not better or abs(ratio - 1) < 0.005 else "right" if better == chosen else "wrong"
+        name = f"{found[0].op} for {found[0].idiom}" if found[0].idiom else found[0].op
+        kinds.append(Kind(name, len(found), chosen, found[0].decision.why, ratio, (low, high), outcome))
+    return kinds
+
+
+def _reports(options: dict[str, Any]) -> list[SiteReport]:
+    found: list[SiteReport] = options["pre_grad_custom_pass"].chooser.reports
+    return found
+
+
+def _text(verdict: timing.Verdict) -> str:
+    return f"{verdict.ratio:.3f} [{verdict.interval[0]:.3f}, {verdict.interval[1]:.3f}]"
+
+
+def _summary(rows: list[Row]) -> None:
+    kinds = [kind for row in rows for kind in row.kinds]
+    told = [kind for kind in kinds if kind.verdict != "tie"]
+    right = sum(kind.verdict == "right" for kind in told)
+    slower = [row.model for row in rows if row.slower]
+    print(f"\n{len(rows)} models, slower than plain torch.compile beyond the noise: {', '.join(slower) or 'none'}")
+    ratios = [row.ratio for row in rows] or [1.0]
+    print(f"smallest ratio {min(ratios):.3f}, largest {max(ratios):.3f}")
+    print(f"{len(kinds)} kinds of sites, {len(told)} that the whole model can tell apart; right at {right} of these")
 
 
 def _with_code_of_its_own(model: nn.Module, arm: str) -> Callable[..., torch.Tensor]:
@@ -134,6 +243,62 @@ def _with_code_of_its_own(model: nn.Module, arm: str) -> Callable[..., torch.Ten
 
     call.__code__ = call.__code__.replace(co_name="call_" + "".join(c if c.isalnum() else "_" for c in arm))
     return call
+
+
+def _compile_once(name: str, arm: str, device: str, train: bool) -> dict[str, float]:
+    """The first step of a model in this process, in seconds, and how much of it went into measuring."""
+    from opgraft.compile import choice
+
+    model, inputs = models(device)[name](device)
+    model.train(train)
+    spent = 0.0
+    if arm == "opgraft":
+        options = opgraft.compile_options()
+        chooser = options["pre_grad_custom_pass"].chooser
+        run = step(torch.compile(model, options=options), model, inputs, train)
+    else:
+        chooser = None
+        run = step(torch.compile(model), model, inputs, train)
+    began = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    took = time.perf_counter() - began
+    if isinstance(chooser, choice.Chooser):
+        spent = chooser.seconds_spent
+    return {"seconds": took, "measuring": spent}
+
+
+def _compile_times(names: list[str], device: str, train: bool, repeats: int = 3) -> None:
+    """First compile with cold caches, then fresh processes with warm ones, by turns: the least of ``repeats``."""
+    for name in names:
+        found: dict[str, list[float]] = {}
+        measuring = 0.0
+        with tempfile.TemporaryDirectory() as folder:
+            for turn in range(1 + repeats):
+                for arm in ("plain", "opgraft"):
+                    environment = {
+                        **os.environ,
+                        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/{arm}",
+                        "OPGRAFT_STORE": f"{folder}/store",
+                    }
+                    command = [sys.executable, __file__, "--one", name, arm, "--device", device]
+                    done = subprocess.run(
+                        [*command, *(["--train"] if train else [])],
+                        env=environment, capture_output=True, text=True, timeout=1200, check=True,
+                    )  # fmt: skip
+                    result = json.loads(done.stdout.splitlines()[-1])
+                    found.setdefault(f"{arm} {'warm' if turn else 'cold'}", []).append(result["seconds"])
+                    measuring = max(measuring, result["measuring"])
+        least = {key: min(values) for key, values in found.items()}
+        cold = (least["opgraft cold"] - measuring) / least["plain cold"]
+        warm = least["opgraft warm"] / least["plain warm"]
+        print(
+            f"{name}: first compile {least['plain cold']:.1f} s plain, {least['opgraft cold']:.1f} s with "
+            f"{measuring:.1f} s of measuring: {cold:.2f}x beside it; second process {least['plain warm']:.2f} s plain, "
+            f"{least['opgraft warm']:.2f} s: {warm:.3f}x",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

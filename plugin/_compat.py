@@ -76,6 +76,17 @@ def fake_mode_of(*values: Any) -> Any:
     return None
 
 
+def free_memory(device: torch.device) -> int:
+    """Bytes that a process could still take on a device; for a CPU what the system calls available."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return 1 << 62
+
+
 def aside() -> Any:
     """A context in which real tensors run as if no compile were open: no modes, no tracing, no Python dispatcher."""
     import contextlib

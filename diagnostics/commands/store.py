@@ -34,7 +34,7 @@ def show(store: Where = None, op: Op = None) -> None:
         )
         table = Table("op", "surroundings", "inputs", "choice", "why", "measured on")
         for _, entry in sorted(entries.items(), key=lambda item: str(item[1].get("op"))):
-            if op in (None, entry.get("op")):
+            if _is_about(entry, op):
                 inputs = ", ".join(map(str, entry.get("inputs") or ()))
                 cells = (entry.get("op"), entry.get("surroundings"), inputs, entry.get("choice"), entry.get("why"))
                 table.add_row(*(escape(str(c)) for c in (*cells, entry.get("measured_on", ""))))
@@ -58,7 +58,7 @@ def prune(
         raise typer.BadParameter("say what to remove: --op ns::op, --stale or --all")
     for path, entries, problem in _files(store):
         gone = frozenset(
-            k for k, e in entries.items() if everything or (op and e.get("op") == op) or (stale and _stale(e))
+            k for k, e in entries.items() if everything or (op and _is_about(e, op)) or (stale and _stale(e))
         )
         if gone and not problem:
             merge(path, {}, drop=gone)
@@ -79,7 +79,7 @@ def export(
     chosen: dict[str, Any] = {}
     for path, entries, _ in _files(store):
         if path.resolve() != target.resolve():
-            chosen.update({k: e for k, e in entries.items() if op in (None, e.get("op"))})
+            chosen.update({k: e for k, e in entries.items() if _is_about(e, op)})
     try:
         merge(target, chosen)
     except OSError as error:
@@ -98,9 +98,15 @@ def _files(location: Path | None) -> list[tuple[Path, dict[str, dict[str, Any]],
     return [(path, *read(path)) for path in paths]
 
 
+def _is_about(entry: dict[str, Any], op: str | None) -> bool:
+    """True for an entry of an op, or of a stretch of a model with sites of it; True for all where no op is named."""
+    return op is None or op in str(entry.get("op")).split(", ")
+
+
 def _stale(entry: dict[str, Any]) -> bool:
     from opgraft import registry
     from opgraft.compile import identity
 
-    spec = registry.find(str(entry.get("op")))
-    return spec is None or identity.of_op(spec) != entry.get("build")
+    specs = [registry.find(name) for name in str(entry.get("op")).split(", ")]
+    builds = [identity.of_op(spec) for spec in specs if spec is not None]
+    return len(builds) != len(specs) or ", ".join(builds) != entry.get("build")

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from opgraft.compile import identity, measure, reference, rewrite
+from opgraft.compile import identity, measure, reference, stretch, timing
 from opgraft.compile.agree import Agreement
 from opgraft.compile.find import find_sites
 from opgraft.compile.fusible import Fusibility
 from opgraft.compile.metadata import facts_of, value_of
 from opgraft.compile.neighbourhood import Neighbourhood, around, digest
+from opgraft.compile.rewrite import put_kernel
 from opgraft.compile.scope import Scope, scopes
 from opgraft.compile.site import COMPILER, KERNEL, Decision, Site, SiteReport, SiteWarning
 from opgraft.compile.store import Store, architecture, torch_minor
+from opgraft.compile.stretch import Change, Stretch
+from opgraft.registry import OpSpec
 
 MEASURED = "measured"
 CHOICES = (MEASURED, KERNEL, COMPILER)
@@ -41,6 +46,10 @@ _OPTIONS = [
 ]
 
 
+# Choices that are looked at again together: (idiom, choice).
+_GROUPS = ((True, KERNEL), (False, COMPILER), (False, KERNEL))
+
+
 @dataclass(frozen=True)
 class _Case:
     """A site with what is needed to decide for it. ``surroundings`` is None where shapes are unknown."""
@@ -50,6 +59,12 @@ class _Case:
     surroundings: Neighbourhood | None
     inlined: torch.fx.GraphModule | None  # the traced reference, at a call of an op
     obstacle: str  # why the reference cannot stand there
+    key: str  # of the surroundings: equal for the same site in another layer
+
+    @property
+    def device(self) -> str:
+        assert self.surroundings is not None
+        return self.surroundings.inputs[0][1].device.type
 
     @property
     def autocast(self) -> str:
@@ -78,8 +93,14 @@ class Chooser:
         self.reports: list[SiteReport] = []
         self._left = tune_seconds
         self._settled: dict[str, Decision] = {}
+        self._stood: dict[str, Decision] = {}  # by the same keys: what the model around said of a choice
         self._warned: set[str] = set()
         self._agreement = Agreement(patience=tune_seconds + 60.0)
+
+    @property
+    def seconds_spent(self) -> float:
+        """Seconds that went into measuring so far."""
+        return self.tune_seconds - self._left
 
     def apply(self, graph: torch.fx.Graph) -> list[SiteReport]:
         """Decides for every site of ``graph`` and rewrites it; what cannot be rewritten stays as it was."""
@@ -101,22 +122,82 @@ class Chooser:
 
     def decide(self, graph: torch.fx.Graph) -> list[tuple[_Case, Decision]]:
         """Every site of a graph with its decision; the graph is not changed."""
-        found = find_sites(graph)
+        scope_of = scopes(graph)
+        found = find_sites(graph, scope_of)
         if not found:
             return []
-        scope_of, fusible = scopes(graph), Fusibility()
+        fusible = Fusibility()
         traced: dict[Any, torch.fx.GraphModule] = {}
-        decided = []
+        decided: list[tuple[_Case, Decision]] = []
+        served: set[torch.fx.Node] = set()
         for site in found:
+            if served.intersection(site.nodes):
+                continue  # part of a larger idiom that a kernel serves
             case = _case(site, scope_of, fusible, traced)
-            decided.append((case, self._decide(case)))
-        return decided
+            decision = self._decide(case)
+            if decision.choice == KERNEL:
+                served.update(site.nodes)
+            decided.append((case, decision))
+        return self._confirmed(decided, scope_of)
+
+    def _confirmed(
+        self, decided: list[tuple[_Case, Decision]], scope_of: dict[torch.fx.Node, Scope]
+    ) -> list[tuple[_Case, Decision]]:
+        """The same decisions, where they also hold in the model around: see ``stretch``.
+
+        Kernels put in place of idioms must make the stretch measurably faster. At the model's own calls of an op the
+        compiler's code must not make it slower, nor faster where the op is to stay.
+        """
+        if self.choose != MEASURED:
+            return decided
+        for group in _GROUPS:
+            waiting = [(case, d) for case, d in decided if d.measured and (_is_idiom(case), d.choice) == group]
+            changes = [Change(c.site, None if _is_idiom(c) else c.inlined, c.autocast) for c, _ in waiting]
+            for case, decision in waiting:
+                if case.key in self._stood:
+                    continue
+                found = stretch.around(case.site, changes, scope_of)
+                verdict = self._stretch_verdict(case, decision, found)
+                inside = {c.site.root for c in found.changes} if found is not None else set()
+                for other, _ in waiting:
+                    if other is case or other.site.root in inside:
+                        self._stood.setdefault(other.key, verdict)
+        return [(case, self._after(case, decision)) for case, decision in decided]
+
+    def _after(self, case: _Case, decision: Decision) -> Decision:
+        verdict = self._stood.get(case.key) if decision.measured else None
+        if verdict is None or verdict.choice == decision.choice:
+            return decision
+        return dataclasses.replace(decision, choice=verdict.choice, why=f"{decision.why}; but {verdict.why}")
+
+    def _stretch_verdict(self, case: _Case, decision: Decision, found: Stretch | None) -> Decision:
+        if found is None:
+            return decision
+        signature = {**found.signature(), **_setting(case.device, [c.site.spec for c in found.changes])}
+        key = digest(signature)
+        specs = list({c.site.spec.name: c.site.spec for c in found.changes}.values())
+        about = {
+            "op": ", ".join(spec.name for spec in specs),
+            "idiom": ", ".join(sorted({c.site.idiom for c in found.changes if c.site.idiom})),
+            "surroundings": f"a stretch of {len(found.nodes)} operations with {len(found.changes)} sites",
+            "training": found.training,
+            "architecture": architecture(case.device),
+            "build": ", ".join(identity.of_op(spec) for spec in specs),
+            "measured_on": _today(),
+        }
+
+        def measured(seconds: float) -> Decision:
+            replay = bool(_option("triton.cudagraphs"))
+            samples = measure.confirm(found, seconds=seconds, replay_decides=replay)
+            return _last_word(samples, _is_idiom(case), decision.choice)
+
+        return self._agreement.settle(key, lambda: self._known_or(measured, case.site, case.device, key, about))
 
     def _place(self, case: _Case, decision: Decision) -> Decision:
         site = case.site
         if site.idiom:
             if decision.choice == KERNEL:
-                rewrite.put_kernel(site)
+                put_kernel(site)
         elif decision.choice == COMPILER:
             if case.inlined is None:
                 return Decision(KERNEL, f"left as called: {case.obstacle}")
@@ -131,14 +212,20 @@ class Chooser:
             return Decision(COMPILER, 'choose="compiler"')
         if case.surroundings is None:
             return Decision(COMPILER, "a size depends on data, so nothing can be measured")
-        signature = {**case.surroundings.signature(), **_setting(case.surroundings)}
-        key = digest(signature)
+        surroundings, key = case.surroundings, case.key
         if key not in self._settled:
             if self.choose == KERNEL:
-                self._settled[key] = self._forced(site, case.surroundings)
+                self._settled[key] = self._forced(site, surroundings)
             else:
-                about = _about(case.surroundings)
-                self._settled[key] = self._agreement.settle(key, lambda: self._stored_or_measured(case, key, about))
+                about = _about(surroundings)
+
+                def measured(seconds: float) -> Decision:
+                    replay = bool(_option("triton.cudagraphs"))
+                    return measure.measure(surroundings, seconds=seconds, replay_decides=replay)
+
+                self._settled[key] = self._agreement.settle(
+                    key, lambda: self._known_or(measured, site, case.device, key, about)
+                )
         decision = self._settled[key]
         if decision.why.startswith(_FAILED):
             self._warn(site, decision.why)
@@ -153,19 +240,23 @@ class Chooser:
             return _failure(error)
         return Decision(KERNEL, 'choose="kernel"')
 
-    def _stored_or_measured(self, case: _Case, key: str, about: dict[str, Any]) -> Decision:
-        assert case.surroundings is not None
-        device = case.surroundings.inputs[0][1].device.type
+    def _known_or(
+        self,
+        measured: Callable[[float], Decision],
+        site: Site,
+        device: str,
+        key: str,
+        about: dict[str, Any],
+    ) -> Decision:
+        """The stored decision under a key, or a new one, where there is time left to measure."""
         if (known := self.store.find(device, key)) is not None:
             return known
         if self._left <= 0.0:
             return Decision(COMPILER, f"not measured: tune_seconds={self.tune_seconds:g} are used up")
         started = time.monotonic()
-        progress = _Progress(case.site, self.tune_seconds - self._left, self.tune_seconds)
+        progress = _Progress(site, self.tune_seconds - self._left, self.tune_seconds)
         try:
-            replay = bool(_option("triton.cudagraphs"))
-            seconds = min(_SECONDS_A_SITE, self._left)
-            decision = measure.measure(case.surroundings, seconds=seconds, replay_decides=replay)
+            decision = measured(min(_SECONDS_A_SITE, self._left))
         except measure.UnmeasurableError as error:
             decision = Decision(COMPILER, f"not measured: {error}")
         except Exception as error:
@@ -202,7 +293,41 @@ def _case(site: Site, scope_of: dict[torch.fx.Node, Scope], fusible: Fusibility,
             obstacle = str(error)
     # Without its fusible neighbours a site is still worth measuring: some neighbour may have an unknown shape.
     surroundings = around(site, scope_of, fusible) or around(site, scope_of, _nothing)
-    return _Case(site, scope, surroundings, inlined, obstacle)
+    key = ""
+    if surroundings is not None:
+        device = surroundings.inputs[0][1].device.type
+        key = digest({**surroundings.signature(), **_setting(device, [site.spec])})
+    return _Case(site, scope, surroundings, inlined, obstacle, key)
+
+
+def _is_idiom(case: _Case) -> bool:
+    return bool(case.site.idiom)
+
+
+def _last_word(samples: timing.Samples, idiom: bool, chosen: str) -> Decision:
+    """What timing a stretch says: ``samples`` are of it as given and with the change, the kernel in place of an idiom
+    or the compiler's code in place of an op."""
+    verdict = timing.judge(samples)
+    before, after = (1e6 * t for t in samples.medians)
+    if idiom:
+        choice = KERNEL if verdict.second_is_faster else COMPILER
+        why = f"the model around it is {'' if choice == KERNEL else 'not '}faster with the kernel"
+    elif chosen == COMPILER:
+        choice = KERNEL if verdict.second_is_slower else COMPILER
+        why = f"the model around it is {'' if choice == KERNEL else 'not '}slower without the op"
+    else:
+        choice = COMPILER if verdict.second_is_faster else KERNEL
+        why = f"the model around it is {'' if choice == COMPILER else 'not '}faster without the op"
+    return Decision(
+        choice=choice,
+        why=f"{why} ({verdict.ratio:.3f} [{verdict.interval[0]:.3f}, {verdict.interval[1]:.3f}])",
+        measured=True,
+        ratio=round(verdict.ratio if idiom else 1.0 / verdict.ratio, 4),
+        interval=(round(verdict.interval[0], 4), round(verdict.interval[1], 4)),
+        noise=round(verdict.noise, 4),
+        compiler_us=round(before if idiom else after, 2),
+        kernel_us=round(after if idiom else before, 2),
+    )
 
 
 def _nothing(node: torch.fx.Node) -> bool:
@@ -237,12 +362,11 @@ def _has_gradient(value: Any) -> bool:
     return not floating or any(v.requires_grad for v in floating)
 
 
-def _setting(surroundings: Neighbourhood) -> dict[str, Any]:
-    device = surroundings.inputs[0][1].device.type
+def _setting(device: str, specs: list[OpSpec]) -> dict[str, Any]:
     return {
         "architecture": architecture(device),
         "torch": torch_minor(),
-        "spec": identity.of_op(surroundings.site.spec),
+        "spec": [identity.of_op(spec) for spec in specs],
         "options": {name: str(_option(name)) for name in _OPTIONS},
     }
 
@@ -267,8 +391,12 @@ def _about(surroundings: Neighbourhood) -> dict[str, Any]:
         "training": surroundings.training,
         "architecture": architecture(device),
         "build": identity.of_op(surroundings.site.spec),
-        "measured_on": time.strftime("%Y-%m-%d", time.gmtime()),
+        "measured_on": _today(),
     }
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())
 
 
 def _report(case: _Case, decision: Decision) -> SiteReport:
@@ -280,6 +408,7 @@ def _report(case: _Case, decision: Decision) -> SiteReport:
         inputs=tuple(str(f) for f in facts if f is not None),
         surroundings=case.surroundings.describe() if case.surroundings is not None else "",
         decision=decision,
+        key=case.key,
     )
 
 

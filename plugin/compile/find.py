@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-from opgraft import registry
+from opgraft import _compat, registry
 from opgraft.compile import rules
-from opgraft.compile.metadata import is_plain, is_static, same_shape, same_strides, value_of
+from opgraft.compile.metadata import is_plain, same_strides, same_value, value_of
+from opgraft.compile.scope import Scope, scopes
 from opgraft.compile.site import Site
 
 
@@ -23,30 +24,64 @@ def overload_of(target: Any) -> OpOverload | None:
     return None
 
 
-def find_sites(graph: torch.fx.Graph) -> list[Site]:
-    """Calls of registered ops and idioms, in the graph's order. Ops that write to their arguments are left alone."""
+def find_sites(graph: torch.fx.Graph, scope_of: dict[torch.fx.Node, Scope] | None = None) -> list[Site]:
+    """Calls of registered ops and idioms, in the graph's order. Ops that write to their arguments are left alone.
+
+    Idioms may overlap (a norm, and the same norm with the addition before it): then the larger one comes first.
+    """
     found = []
     for node in graph.nodes:
         op = overload_of(node.target) if node.op == "call_function" else None
         spec = registry.find(op) if op is not None else None
         if spec is not None and not spec.op._schema.is_mutable:
             found.append(Site(spec, node, (node,), tuple(node.args), dict(node.kwargs)))
-    for rule, match in rules.matches(graph):
+    matched = rules.matches(graph)
+    scope_of = scope_of if scope_of is not None or not matched else scopes(graph)
+    for rule, match in matched:
         spec = registry.find(rule.op)
-        if spec is not None and _can_serve(spec, match):
-            found.append(Site(spec, match.root, match.nodes, match.args, {}, rule.name, match.cast))
+        if spec is not None and scope_of is not None and _can_serve(spec, rule, match, scope_of):
+            root = match.nodes[-1]
+            found.append(Site(spec, root, match.nodes, match.args, {}, rule.name, match.outputs, match.write))
     order = {node: i for i, node in enumerate(graph.nodes)}
-    return sorted(found, key=lambda site: order[site.root])
+    return sorted(found, key=lambda site: (order[site.nodes[0]], -len(site.nodes)))
 
 
-def _can_serve(spec: registry.OpSpec, match: rules.Match) -> bool:
-    """True where the op takes this dtype and gives the layout that the rest of the graph was traced with."""
-    result = value_of(match.root)
-    if not is_plain(result) or result.dtype not in spec.dtypes:
+def _can_serve(
+    spec: registry.OpSpec, rule: rules.Rule, match: rules.Match, scope_of: dict[torch.fx.Node, Scope]
+) -> bool:
+    """True where the op takes these arguments and gives what the rest of the graph was traced with."""
+    scope = scope_of[match.nodes[0]]
+    if any(scope_of[node] != scope for node in match.nodes):
+        return False  # part of it runs without gradients, or under another autocast
+    values = [value_of(a) for a in match.args if isinstance(a, torch.fx.Node)]
+    wanted = [value_of(node) for node in match.outputs]
+    if not all(is_plain(v) or isinstance(v, (int, torch.SymInt)) for v in values) or not all(map(is_plain, wanted)):
         return False
-    if any(isinstance(a, torch.fx.Node) and not is_plain(value_of(a)) for a in match.args):
+    if not rule.differentiable and scope.grad and any(getattr(v, "requires_grad", False) for v in values):
         return False
-    source = value_of(match.args[0])
-    if not same_shape(source, result) and not (is_static(source) and is_static(result)):
+    if not any(isinstance(v, torch.Tensor) and v.dtype in spec.dtypes for v in values):
         return False
-    return same_strides(result, result.new_empty(result.shape))
+    return _gives(match, wanted, scope)
+
+
+def _gives(match: rules.Match, wanted: list[Any], scope: Scope) -> bool:
+    """Writes the op on the graph's own example values and compares shape, dtype, device and strides of every result.
+
+    Views later in the graph were traced with the old layout, so another one ends the match.
+    """
+    mode = _compat.fake_mode_of(*[value_of(a) for a in match.args if isinstance(a, torch.fx.Node)])
+    if mode is None:
+        return False
+
+    def emit(target: Any, *args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    args = torch.fx.map_arg(match.args, value_of)
+    try:
+        with torch.no_grad(), scope.autocast_regions(), mode:
+            given = match.write(emit, *args)
+    except Exception:
+        return False
+    return len(given) == len(wanted) and all(
+        is_plain(g) and same_value(g, w) and same_strides(g, w) for g, w in zip(given, wanted, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""Compiles a neighbourhood both ways, checks both against float64, times them by turns, and decides."""
+"""Compiles a part of a graph both ways, checks both against float64, times them by turns, and decides."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ import torch
 
 from opgraft import _compat
 from opgraft.compile import checking, inputs, timing
-from opgraft.compile.neighbourhood import Neighbourhood
-from opgraft.compile.site import COMPILER, KERNEL, Decision
+from opgraft.compile.neighbourhood import Neighbourhood, bucket
+from opgraft.compile.site import COMPILER, KERNEL, Decision, TensorFacts
+from opgraft.compile.stretch import Stretch
 
 Candidate = Callable[..., Any]
+Step = Callable[[], None]
+
+# Timing goes on while the verdict is open: for so many times the time of a first look.
+_PATIENCE = 4.0
 
 
 class UnmeasurableError(Exception):
-    """The neighbourhood cannot be compiled or run on its own; the message says why."""
+    """The part cannot be compiled or run on its own; the message says why."""
 
 
 def measure(around: Neighbourhood, *, seconds: float, replay_decides: bool = False) -> Decision:
     """The choice for a site in its surroundings.
 
+    A win is measured twice, the second time on inputs at other addresses: where memory lies can be worth more than
+    the difference.
+
     Args:
-        seconds: time for timing, beside compiling.
+        seconds: time for a first look, beside compiling; an open verdict takes up to four times as long.
         replay_decides: the model runs under CUDA graphs, so that the host's time does not count.
 
     Raises:
@@ -32,19 +40,47 @@ def measure(around: Neighbourhood, *, seconds: float, replay_decides: bool = Fal
         Exception: what the kernel raised, or ``checking.WrongValueError``.
     """
     with _compat.aside():
-        training = around.training
+        training, facts = around.training, inputs.wanted(around.inputs)
         try:
-            reference = around.graph(kernel=False)
-            tensors, exact = _inputs_and_values(around, reference, training)
-            compiled = _compile(around, tensors, kernel=False)
+            tensors, exact = _inputs_and_values(facts, around.graph(kernel=False), training)
+            compiled = _compile(around.graph(kernel=False), tensors, training)
             beside = checking.outputs_and_gradients(compiled, tensors, training)
         except Exception as error:
             raise UnmeasurableError(f"its surroundings do not compile alone ({type(error).__name__})") from error
-        kernel = _compile(around, tensors, kernel=True)
+        kernel = _compile(around.graph(kernel=True), tensors, training)
         checking.check(checking.outputs_and_gradients(kernel, tensors, training), beside, exact)
         del exact, beside
-        steps = [_step(f, tensors, training) for f in (compiled, kernel)]
-        return _decide(around, steps, tensors[0].device.type, seconds, replay_decides)
+        candidates = (compiled, kernel)
+        decision = _decide(around, candidates, tensors, seconds, replay_decides)
+        if decision.choice != KERNEL:
+            return decision
+        elsewhere = inputs.make(facts, inputs.NORMAL, training, seed=1)
+        again = _decide(around, candidates, elsewhere, seconds, replay_decides)
+        return decision if again.choice == KERNEL else again
+
+
+def confirm(stretch: Stretch, *, seconds: float, replay_decides: bool = False) -> timing.Samples:
+    """Times a longer stretch of the graph as it was given against the same with what was chosen.
+
+    Raises:
+        UnmeasurableError: the stretch does not run on its own, or does not fit into memory beside the model.
+    """
+    facts = [fact for _, fact in stretch.inputs]
+    if not _fits(facts, stretch.bytes_written):
+        raise UnmeasurableError("the stretch around it does not fit into memory twice")
+    with _compat.aside():
+        try:
+            tensors = inputs.make(inputs.wanted(stretch.inputs), inputs.NORMAL, stretch.training)
+            compiled = [_compile(stretch.graph(chosen=c), tensors, stretch.training) for c in (False, True)]
+            steps = [_step(f, tensors, stretch.training) for f in compiled]
+            replays = _replays(steps) if replay_decides else None
+            return _timed(replays or steps, tensors[0].device.type, seconds, _told_apart)
+        except Exception as error:
+            raise UnmeasurableError(f"the stretch around it does not compile alone ({type(error).__name__})") from error
+
+
+def _told_apart(verdict: timing.Verdict) -> bool:
+    return verdict.second_is_faster or verdict.second_is_slower
 
 
 def verify(around: Neighbourhood) -> None:
@@ -57,7 +93,7 @@ def verify(around: Neighbourhood) -> None:
     with _compat.aside():
         try:
             reference = around.graph(kernel=False)
-            tensors, exact = _inputs_and_values(around, reference, around.training)
+            tensors, exact = _inputs_and_values(inputs.wanted(around.inputs), reference, around.training)
             beside = checking.outputs_and_gradients(reference, tensors, around.training)
         except Exception as error:
             raise UnmeasurableError(f"its reference does not run here ({type(error).__name__})") from error
@@ -66,9 +102,8 @@ def verify(around: Neighbourhood) -> None:
 
 
 def _inputs_and_values(
-    around: Neighbourhood, reference: torch.fx.GraphModule, training: bool
+    facts: list[inputs.Wanted], reference: torch.fx.GraphModule, training: bool
 ) -> tuple[list[torch.Tensor], checking.Values]:
-    facts = [fact for _, fact in around.inputs]
     for kind in (inputs.NORMAL, inputs.POSITIVE):
         tensors = inputs.make(facts, kind, training)
         exact = checking.in_float64(reference, tensors, training)
@@ -77,16 +112,22 @@ def _inputs_and_values(
     return tensors, exact
 
 
-def _compile(around: Neighbourhood, tensors: Sequence[torch.Tensor], *, kernel: bool) -> Candidate:
+def _compile(module: torch.fx.GraphModule, tensors: Sequence[torch.Tensor], training: bool) -> Candidate:
     # Graph replay is timed by this package itself; Inductor's own would keep its memory pools for good.
-    with torch.set_grad_enabled(around.training):
+    with torch.set_grad_enabled(training):
         compiled: Candidate = _compat.compile_alone(
-            around.graph(kernel=kernel), list(tensors), {"triton.cudagraphs": False, "freezing": False}
+            module, list(tensors), {"triton.cudagraphs": False, "freezing": False}
         )
     return compiled
 
 
-def _step(function: Candidate, tensors: Sequence[torch.Tensor], training: bool) -> Callable[[], None]:
+def _fits(facts: list[TensorFacts], written: int) -> bool:
+    """True where inputs, their gradients and all that is written take at most half of the free memory."""
+    read = sum(fact.bytes for fact in facts)
+    return 2 * (2 * read + 2 * written) < _compat.free_memory(facts[0].device)
+
+
+def _step(function: Candidate, tensors: Sequence[torch.Tensor], training: bool) -> Step:
     if not training:
 
         def forward() -> None:
@@ -96,7 +137,8 @@ def _step(function: Candidate, tensors: Sequence[torch.Tensor], training: bool) 
         return forward
 
     wanted = [x for x in tensors if x.requires_grad]
-    results = [r for r in function(*tensors) if isinstance(r, torch.Tensor) and r.requires_grad]
+    with torch.enable_grad():
+        results = [r for r in function(*tensors) if isinstance(r, torch.Tensor) and r.requires_grad]
     seeds = [torch.ones_like(r) for r in results]
 
     def both() -> None:
@@ -107,24 +149,40 @@ def _step(function: Candidate, tensors: Sequence[torch.Tensor], training: bool) 
     return both
 
 
-def _decide(
-    around: Neighbourhood, steps: list[Callable[[], None]], device: str, seconds: float, replay_decides: bool
-) -> Decision:
+def _timed(
+    steps: Sequence[Step], device: str, seconds: float, enough: Callable[[timing.Verdict], bool]
+) -> timing.Samples:
     synchronise: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else _nothing
     collecting = gc.isenabled()
     gc.disable()
     try:
-        samples = timing.interleave(*steps, seconds=seconds, synchronise=synchronise)
-        replays = _replays(steps) if device == "cuda" else None
-        replayed = timing.interleave(*replays, seconds=seconds, synchronise=synchronise) if replays else None
+        return timing.until(enough, *steps, seconds=seconds, patience=_PATIENCE * seconds, synchronise=synchronise)
     finally:
         if collecting:
             gc.enable()
+
+
+def _decide(
+    around: Neighbourhood,
+    candidates: tuple[Candidate, Candidate],
+    tensors: Sequence[torch.Tensor],
+    seconds: float,
+    replay_decides: bool,
+) -> Decision:
+    device = tensors[0].device.type
+    steps = [_step(f, tensors, around.training) for f in candidates]
+    replays = _replays(steps) if device == "cuda" else None
+    replayed = _timed(replays, device, seconds, _clear) if replays else None
+    if replayed is not None and replay_decides:
+        return decide(replayed, where=" under CUDA-graph replay", span=span_of(around))
+    samples = _timed(steps, device, seconds, _clear)
     if replayed is None:
         return decide(samples, where="", span=span_of(around))
-    if replay_decides:
-        return decide(replayed, where=" under CUDA-graph replay", span=span_of(around))
     return both_ways(samples, replayed, span_of(around))
+
+
+def _clear(verdict: timing.Verdict) -> bool:
+    return verdict.clear
 
 
 def both_ways(called: timing.Samples, replayed: timing.Samples, span: str = "") -> Decision:
@@ -169,12 +227,12 @@ def span_of(around: Neighbourhood) -> str:
     words = []
     for i, (_, fact) in enumerate(around.inputs):
         for dim in fact.dynamic:
-            top = 1 << max(fact.shape[dim] - 1, 0).bit_length()
+            top = bucket(fact.shape[dim])
             words.append(f"input {i} dim {dim}: {top // 2 + 1} to {top}")
     return ", ".join(words)
 
 
-def _replays(steps: list[Callable[[], None]]) -> list[Callable[[], None]] | None:
+def _replays(steps: list[Step]) -> list[Step] | None:
     """Both steps captured as CUDA graphs; None where one cannot be captured."""
     try:
         graphs = []

@@ -69,21 +69,12 @@ class Neighbourhood:
 
     def signature(self) -> dict[str, Any]:
         """Everything that decides about speed here, with nodes as numbers: equal for the same code in another layer."""
-        place = {node: f"%{i}" for i, node in enumerate([node for node, _ in self.inputs] + list(self.nodes))}
-        place.update({node: str(_bucket(size)) for node, size in self.sizes.items()})
-
-        def spelled(value: Any) -> str:
-            return repr(torch.fx.map_arg(value, lambda node: _Word(place[node])))
-
+        place, found = spelled_nodes(self.inputs, self.nodes, self.sizes, self.outputs, self.scope, self.training)
         return {
             "op": self.site.spec.name,
             "idiom": self.site.idiom,
             "site": [place[node] for node in self.site.nodes],
-            "nodes": [[_name(n), spelled(n.args), spelled(dict(n.kwargs))] for n in self.nodes],
-            "inputs": [_fact(fact, self.training) for _, fact in self.inputs],
-            "outputs": [place[node] for node in self.outputs],
-            "autocast": [repr(region) for region in self.scope.autocast],
-            "training": self.training,
+            **found,
         }
 
     def graph(self, *, kernel: bool) -> torch.fx.GraphModule:
@@ -107,7 +98,7 @@ class Neighbourhood:
             if spec is not None and not (kernel and node is self.site.root and not self.site.idiom):
                 table[node].target = _as_target(spec)
         if kernel and self.site.idiom:
-            put_kernel(_moved(self.site, table), erase=True)
+            put_kernel(moved(self.site, table))
         graph.lint()
         return torch.fx.GraphModule({}, graph)
 
@@ -119,15 +110,39 @@ class _Word(str):
         return str(self)
 
 
+def spelled_nodes(
+    inputs: tuple[tuple[torch.fx.Node, TensorFacts], ...],
+    nodes: tuple[torch.fx.Node, ...],
+    sizes: dict[torch.fx.Node, int],
+    outputs: tuple[torch.fx.Node, ...],
+    scope: Scope,
+    training: bool,
+) -> tuple[dict[torch.fx.Node, str], dict[str, Any]]:
+    """A part of a graph as text, its nodes numbered; and the number of each node."""
+    place = {node: f"%{i}" for i, node in enumerate([node for node, _ in inputs] + list(nodes))}
+    place.update({node: str(bucket(size)) for node, size in sizes.items()})
+
+    def spelled(value: Any) -> str:
+        return repr(torch.fx.map_arg(value, lambda node: _Word(place[node])))
+
+    return place, {
+        "nodes": [[_name(n), spelled(n.args), spelled(dict(n.kwargs))] for n in nodes],
+        "inputs": [_fact(fact, training) for _, fact in inputs],
+        "outputs": [place[node] for node in outputs],
+        "autocast": [repr(region) for region in scope.autocast],
+        "training": training,
+    }
+
+
 def _fact(fact: TensorFacts, training: bool) -> list[Any]:
-    shape = [f"~{_bucket(s)}" if i in fact.dynamic else s for i, s in enumerate(fact.shape)]
+    shape = [f"~{bucket(s)}" if i in fact.dynamic else s for i, s in enumerate(fact.shape)]
     stride: list[Any] = (
         list(fact.stride) if not fact.dynamic else sorted(range(len(fact.stride)), key=lambda i: (-fact.stride[i], i))
     )
     return [shape, stride, str(fact.dtype), fact.device.type, training and fact.requires_grad]
 
 
-def _bucket(size: int) -> int:
+def bucket(size: int) -> int:
     """The power of two at or above a size: dynamic sizes in one bucket share a decision."""
     return 1 << max(size - 1, 0).bit_length()
 
@@ -156,10 +171,11 @@ def _as_target(spec: registry.OpSpec) -> Callable[..., Any]:
     return target
 
 
-def _moved(site: Site, table: dict[torch.fx.Node, Any]) -> Site:
+def moved(site: Site, table: dict[torch.fx.Node, Any]) -> Site:
     args = torch.fx.map_arg(site.args, table.__getitem__)
     nodes = tuple(table[node] for node in site.nodes)
-    return Site(site.spec, table[site.root], nodes, args, site.kwargs, site.idiom, site.cast)
+    outputs = tuple(table[node] for node in site.outputs)
+    return Site(site.spec, table[site.root], nodes, args, site.kwargs, site.idiom, outputs, site.write)
 
 
 def around(

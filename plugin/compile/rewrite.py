@@ -1,4 +1,4 @@
-"""Puts one candidate at a site of a graph: the op's node for an idiom, the reference's nodes for an op."""
+"""Puts the op in the place of an idiom."""
 
 from __future__ import annotations
 
@@ -6,33 +6,31 @@ from typing import Any
 
 import torch
 
-from opgraft.compile.metadata import same_shape, value_of
+from opgraft.compile.metadata import value_of
 from opgraft.compile.reference import copied_meta
 from opgraft.compile.site import Site
 
 
-def put_kernel(site: Site, *, erase: bool = True) -> torch.fx.Node:
-    """Replaces an idiom by a call of the op; gives the node that now has the value."""
-    graph, root = site.root.graph, site.root
-    result = value_of(root)
-    args = list(site.args)
-    with graph.inserting_before(root):
-        if site.cast is not None:
-            args[0] = _new(graph, root, torch.ops.aten._to_copy.default, (args[0],), {"dtype": site.cast})
+def put_kernel(site: Site) -> None:
+    """Replaces an idiom by a call of the op, written in front of the first of its outputs."""
+    assert site.write is not None
+    graph = site.root.graph
+    outputs = site.outputs or (site.root,)
+    first = next(node for node in graph.nodes if node in outputs)
+    meta = copied_meta(site.root)
+
+    def emit(target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         # The op's layout tag is its own, and the arguments in the user's layout are recorded when this graph is traced.
-        found = _new(graph, root, site.spec.op, tuple(args), dict(site.kwargs))
-        source = value_of(site.args[0])
-        if not same_shape(source, result):  # the idiom looked through views; both shapes are numbers then
-            found = _new(graph, root, torch.ops.aten.reshape.default, (found, [int(s) for s in result.shape]), {})
-    found.meta["example_value"] = result
-    root.replace_all_uses_with(found)
+        node = graph.call_function(target, args, kwargs)
+        node.meta = dict(meta)
+        return node
+
+    with graph.inserting_before(first):
+        found = site.write(emit, *site.args)
+    for old, new in zip(outputs, found, strict=True):
+        if value_of(old) is not None:
+            new.meta["example_value"] = value_of(old)
+        old.replace_all_uses_with(new)
     for node in reversed(site.nodes):
-        if erase and not node.users:
+        if not node.users:
             graph.erase_node(node)
-    return found
-
-
-def _new(graph: torch.fx.Graph, root: torch.fx.Node, target: Any, args: Any, kwargs: Any) -> torch.fx.Node:
-    node = graph.call_function(target, args, kwargs)
-    node.meta = copied_meta(root)
-    return node

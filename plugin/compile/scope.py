@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,13 @@ class Scope:
 
     autocast: tuple[tuple[Any, ...], ...] = ()
     grad: bool = True
+
+    def autocast_regions(self) -> contextlib.ExitStack:
+        """All regions entered; what runs inside sees the dtypes that the site's nodes see."""
+        stack = contextlib.ExitStack()
+        for device, dtype, enabled, cached in self.autocast:
+            stack.enter_context(torch.autocast(device, dtype, enabled, cached))
+        return stack
 
 
 def is_named(node: torch.fx.Node, name: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ class TensorFacts:
     device: torch.device
     requires_grad: bool
     dynamic: tuple[int, ...] = ()  # the dimensions whose size is symbolic
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -71,11 +77,12 @@ class Site:
 
     Attributes:
         spec: the op.
-        root: the node whose value the op's result is.
-        nodes: the nodes that only this value needs; ``root`` alone at a call of the op.
+        root: the last node whose value the op's result is.
+        nodes: the nodes that only these values need; ``root`` alone at a call of the op.
         args: the op's arguments: nodes and constants.
         idiom: the rule that found it; empty at a call of the op.
-        cast: the dtype that ``args[0]`` is widened to first, where the idiom did so.
+        outputs: every node whose value the op gives; ``root`` alone, but where an idiom has several results.
+        write: how the op is put in the place of an idiom: ``write(emit, *args)`` gives a node an output.
     """
 
     spec: OpSpec
@@ -84,7 +91,8 @@ class Site:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     idiom: str = ""
-    cast: torch.dtype | None = None
+    outputs: tuple[torch.fx.Node, ...] = ()
+    write: Callable[..., tuple[torch.fx.Node, ...]] | None = None
 
     @property
     def place(self) -> Place:
@@ -131,6 +139,7 @@ class SiteReport:
     inputs: tuple[str, ...]
     surroundings: str
     decision: Decision
+    key: str = ""  # of the site and its surroundings: equal for the same site in another layer
 
     @property
     def chosen(self) -> bool:

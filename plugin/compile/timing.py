@@ -48,6 +48,22 @@ class Verdict:
         """True where the second is slower by more than the noise."""
         return self.interval[1] < 1.0 / (1.0 + max(self.noise, _LEAST_GAIN))
 
+    @property
+    def clear(self) -> bool:
+        """True where more samples would change nothing: one wins, or neither can win."""
+        return self.second_wins or self.second_loses or self.interval[1] < 1.0 + _LEAST_GAIN
+
+    @property
+    def second_is_faster(self) -> bool:
+        """True where the second is faster by any amount that can be told from noise: for a whole stretch of a model,
+        in which a gain at one site is a small share."""
+        return self.interval[0] > 1.0 + self.noise
+
+    @property
+    def second_is_slower(self) -> bool:
+        """True where the second is slower by any amount that can be told from noise."""
+        return self.interval[1] < 1.0 / (1.0 + self.noise)
+
 
 def interleave(
     first: Callable[[], None],
@@ -83,6 +99,24 @@ def interleave(
     while len(rounds) < least or (len(rounds) < most and clock() - started < seconds):
         rounds.append((block(first), block(second), block(second), block(first)))
     return Samples(tuple(rounds))
+
+
+def until(
+    enough: Callable[[Verdict], bool],
+    first: Callable[[], None],
+    second: Callable[[], None],
+    *,
+    seconds: float,
+    patience: float,
+    synchronise: Callable[[], None] = lambda: None,
+) -> Samples:
+    """Interleaves for ``seconds``, and again while the verdict is not ``enough`` and ``patience`` is not used up."""
+    started = clock()
+    samples = interleave(first, second, seconds=seconds, synchronise=synchronise)
+    while not enough(judge(samples)) and clock() - started < patience:
+        more = interleave(first, second, seconds=seconds, synchronise=synchronise)
+        samples = Samples(samples.rounds + more.rounds)
+    return samples
 
 
 def judge(samples: Samples) -> Verdict:

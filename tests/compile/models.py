@@ -108,3 +108,9 @@ def fake_times(compiler: float, kernel: float) -> Callable[..., timing.Samples]:
         return timing.Samples(((compiler, kernel, kernel, compiler),) * 11)
 
     return interleave
+
+
+def agreeing(stretch: Any, **options: Any) -> timing.Samples:
+    """In place of ``measure.confirm``: faster with a kernel in place of an idiom, equal without an op."""
+    idiom = bool(stretch.changes[0].site.idiom)
+    return timing.Samples(((2.0, 1.0, 1.0, 2.0) if idiom else (1.0, 1.0, 1.0, 1.0),) * 11)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
 from functools import cache
 
 import torch
 
-from opgraft.compile.rules.rule import Match, Rule
+from opgraft import registry
+from opgraft.compile.rules.rule import Emit, Match, Rule
 
-__all__ = ["Match", "Rule", "all_rules", "matches"]
+__all__ = ["Emit", "Match", "Rule", "all_rules", "matches"]
 
 
 @cache
@@ -21,13 +21,15 @@ def all_rules() -> tuple[Rule, ...]:
     return tuple(sorted((m.RULE for m in modules if hasattr(m, "RULE")), key=lambda rule: rule.name))
 
 
-def matches(graph: torch.fx.Graph) -> Iterator[tuple[Rule, Match]]:
-    """Every match in a graph; a node belongs to one match at most, the first that takes it."""
-    taken: set[torch.fx.Node] = set()
+def matches(graph: torch.fx.Graph) -> list[tuple[Rule, Match]]:
+    """Every match in a graph of a rule whose op is there, the largest first. Matches may overlap."""
+    active = [rule for rule in all_rules() if registry.find(rule.op) is not None]
+    found = []
     for node in graph.nodes:
-        for rule in all_rules():
+        if node.op not in ("call_function", "call_method"):
+            continue
+        for rule in active:
             match = rule.match(node)
-            if match is not None and not taken.intersection(match.nodes):
-                taken.update(match.nodes)
-                yield rule, match
-                break
+            if match is not None:
+                found.append((rule, match))
+    return sorted(found, key=lambda pair: -len(pair[1].nodes))

@@ -1,0 +1,151 @@
+"""A longer stretch of the graph around sites, as it was given and as it was chosen: the last word on a choice.
+
+A site's surroundings end where the compiler stops fusing. What a choice does beyond (to a matrix product's epilogue,
+to what is saved for backward, to caches) shows only in the model itself: the whole graph where it is short, else the
+operations before and after the site, about a layer's worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+
+from opgraft.compile import reference
+from opgraft.compile.metadata import facts, facts_of, number, value_of
+from opgraft.compile.mutation import writes
+from opgraft.compile.neighbourhood import moved, spelled_nodes
+from opgraft.compile.rewrite import put_kernel
+from opgraft.compile.scope import Scope
+from opgraft.compile.site import Site, TensorFacts
+
+MOST_NODES = 96
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was chosen at one site: the kernel in place of an idiom, or the traced reference in place of an op."""
+
+    site: Site
+    inlined: torch.fx.GraphModule | None = None
+    autocast: str = ""
+
+    def apply(self, site: Site) -> None:
+        if self.inlined is None:
+            put_kernel(site)
+        else:
+            reference.put_in_place(site, reference.inline(site, self.inlined, self.autocast))
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive nodes of a graph, with the changes that fall into them. ``inputs``, ``sizes``, ``outputs`` and
+    ``scope`` are those of a neighbourhood."""
+
+    changes: tuple[Change, ...]
+    nodes: tuple[torch.fx.Node, ...]
+    inputs: tuple[tuple[torch.fx.Node, TensorFacts], ...]
+    sizes: dict[torch.fx.Node, int]
+    outputs: tuple[torch.fx.Node, ...]
+    scope: Scope
+
+    @property
+    def training(self) -> bool:
+        return self.scope.grad and any(fact.requires_grad for _, fact in self.inputs)
+
+    @property
+    def bytes_written(self) -> int:
+        """An upper bound of what running it holds at a time: every intermediate result."""
+        known = [fact for node in self.nodes for fact in _tensors(value_of(node))]
+        return sum(fact.bytes for fact in known)
+
+    def signature(self) -> dict[str, Any]:
+        """Everything that decides about speed here, with nodes as numbers."""
+        place, found = spelled_nodes(self.inputs, self.nodes, self.sizes, self.outputs, self.scope, self.training)
+        sites = [[c.site.spec.name, c.site.idiom, [place[node] for node in c.site.nodes]] for c in self.changes]
+        return {"stretch": found, "changes": sites}
+
+    def graph(self, *, chosen: bool) -> torch.fx.GraphModule:
+        """The stretch as a module of its inputs, as it was given or with its changes."""
+        graph = torch.fx.Graph()
+        table: dict[torch.fx.Node, Any] = dict(self.sizes)
+        for i, (node, _) in enumerate(self.inputs):
+            table[node] = graph.placeholder(f"input_{i}")
+            table[node].meta = {"example_value": value_of(node)}
+        regions = [graph.call_function(_enter_autocast, region) for region in self.scope.autocast]
+        for node in self.nodes:
+            table[node] = graph.node_copy(node, table.__getitem__)
+        for region in reversed(regions):
+            graph.call_function(_exit_autocast, (region,))
+        graph.output(tuple(table[node] for node in self.outputs))
+        if chosen:
+            for change in self.changes:
+                change.apply(moved(change.site, table))
+        graph.lint()
+        return torch.fx.GraphModule({}, graph)
+
+
+def _tensors(value: Any) -> list[TensorFacts]:
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [fact for v in values if (fact := facts(v)) is not None]
+
+
+def around(site: Site, changes: Sequence[Change], scopes: dict[torch.fx.Node, Scope]) -> Stretch | None:
+    """The stretch around a site with all changes that lie in it; None where it would hold nothing but the site."""
+    scope = scopes[site.root]
+    everything = list(site.root.graph.nodes)
+    order = {node: i for i, node in enumerate(everything)}
+    low, high = order[site.nodes[0]], order[site.nodes[-1]] + 1
+    if not all(_can_run(node, scopes, scope) for node in everything[low:high]):
+        return None
+    open_below, open_above = True, True
+    while (open_below or open_above) and high - low < MOST_NODES:
+        open_below = open_below and low > 0 and _can_run(everything[low - 1], scopes, scope)
+        low -= open_below
+        open_above = open_above and high < len(everything) and _can_run(everything[high], scopes, scope)
+        high += open_above
+    nodes = tuple(node for node in everything[low:high] if _does_something(node))
+    inside = set(nodes)
+    if not inside - set(site.nodes):
+        return None
+    return _closed(tuple(c for c in changes if inside.issuperset(c.site.nodes)), nodes, scope)
+
+
+def _can_run(node: torch.fx.Node, scopes: dict[torch.fx.Node, Scope], scope: Scope) -> bool:
+    if node.op not in ("call_function", "call_method") or scopes[node] != scope:
+        return False
+    if not _does_something(node):
+        return True
+    target: Any = node.target
+    space = getattr(target, "namespace", "") or ""
+    return not writes(node) and "c10d" not in space and value_of(node) is not None
+
+
+def _does_something(node: torch.fx.Node) -> bool:
+    """False for calls for their side effect that torch leaves in its graphs and that change no tensor."""
+    return getattr(node.target, "__name__", "") not in ("_log_api_usage_once", "lazy_load_decompositions")
+
+
+def _closed(changes: tuple[Change, ...], nodes: tuple[torch.fx.Node, ...], scope: Scope) -> Stretch | None:
+    inside = set(nodes)
+    inputs: dict[torch.fx.Node, TensorFacts] = {}
+    sizes: dict[torch.fx.Node, int] = {}
+    for node in nodes:
+        for read in node.all_input_nodes:
+            if read in inside or read in inputs or read in sizes:
+                continue
+            fact, size = facts_of(read), number(value_of(read))
+            if fact is not None:
+                inputs[read] = fact
+            elif size is not None:
+                sizes[read] = size
+            else:
+                return None
+    leaving = [n for n in nodes if any(user not in inside for user in n.users)]
+    outputs = tuple(n for n in leaving if facts_of(n) is not None)
+    if not inputs or not outputs:
+        return None
+    return Stretch(changes, nodes, tuple(inputs.items()), sizes, outputs, scope)
