@@ -79,6 +79,53 @@ def counters() -> dict[str, dict[str, int]]:
     return {group: dict(values) for group, values in list(found.items())}
 
 
+def break_reasons() -> list[Any]:
+    """torch's own list of graph breaks (H3), oldest first: objects with ``reason`` and ``user_stack``. Breaks of frames
+    that fell back whole are not in it."""
+    found = getattr(loaded("torch._dynamo.utils"), "graph_break_reasons", None) or ()
+    return [one for one in list(found) if hasattr(one, "reason") and hasattr(one, "user_stack")]
+
+
+def compilation_rows() -> list[dict[str, Any]]:
+    """torch's metrics of the newest compiles (H5), oldest first, as plain dictionaries; empty where it keeps none."""
+    rows = getattr(loaded("torch._dynamo.utils"), "get_compilation_metrics", None)
+    return [dict(vars(row)) for row in rows()] if rows is not None else []
+
+
+def keeps_compiles() -> bool:
+    """Does this torch keep metrics of its compiles? True as well while its compiler is not imported."""
+    utils = loaded("torch._dynamo.utils")
+    return utils is None or hasattr(utils, "get_compilation_metrics")
+
+
+def callback_handler() -> Any:
+    """What calls back when a compile, or the recording of a CUDA graph, begins and ends (H6); None without one."""
+    handler = getattr(loaded("torch._dynamo.callback"), "callback_handler", None)
+    names = ("start_callbacks", "end_callbacks", "register_start_callback", "register_end_callback")
+    return handler if all(hasattr(handler, name) for name in names) else None
+
+
+def graph_names() -> dict[str, str]:
+    """The compile id of every graph that is alive, by the name of the global that generated code calls it through."""
+    convert, utils = loaded("torch._dynamo.convert_frame"), loaded("torch._dynamo.utils")
+    entries = getattr(loaded("torch._C._dynamo.eval_frame"), "_debug_get_cache_entry_list", None)
+    seen = getattr(getattr(convert, "output_codes", None), "seen", ())
+    originals = getattr(utils, "orig_code_map", None)
+    found: dict[str, str] = {}
+    if entries is None or originals is None:
+        return found
+    for reference in list(seen):
+        code = reference()
+        original = originals.get(code) if code is not None else None
+        if original is None:
+            continue
+        for entry in entries(original):
+            identity = getattr(entry, "compile_id", None)
+            if entry.code is code and identity is not None:
+                found.update({name: str(identity) for name in code.co_names if name.startswith("__compiled_fn")})
+    return found
+
+
 def cudagraphs_on() -> bool:
     """Does the compile that runs now make CUDA graphs?"""
     return bool(getattr(getattr(loaded("torch._inductor.config"), "triton", None), "cudagraphs", False))

@@ -228,7 +228,9 @@ class Laps(Event, frozen=True, kw_only=True, tag="laps", omit_defaults=True):
     """The repeating part of the run: graphs in order, each with the times of every repeat that was kept.
 
     ``graphs[i]`` is a compile id, ``us[i]`` and ``gap_us[i]`` (the gap after it) hold one number a repeat, in
-    microseconds; ``step_us`` whole steps. ``callee_us`` holds, for the gap after a compile id, the own times of what
+    microseconds; ``step_us`` whole steps. ``calls`` counts the calls of every graph. ``entered`` holds
+    where the code of the compiled callables begins that were entered, as ``path:line``, for a watcher that attached
+    late. ``callee_us`` holds, for the gap after a compile id, the own times of what
     was called in it, by name."""
 
     graphs: tuple[str, ...] = ()
@@ -238,6 +240,7 @@ class Laps(Event, frozen=True, kw_only=True, tag="laps", omit_defaults=True):
     step_us: tuple[float, ...] = ()
     steps: int = 0
     calls: dict[str, int] = {}
+    entered: tuple[str, ...] = ()
 
 
 class Ended(Event, frozen=True, kw_only=True, tag="ended", omit_defaults=True):

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from opgraft.diagnostics import _compat
@@ -21,16 +22,22 @@ PREFIX = "__compiled_fn"
 
 
 class GraphClock:
-    """The calls of compiled graphs, as one watcher sees them. ``calls`` holds the newest."""
+    """The calls of compiled graphs, as one watcher sees them. ``calls`` holds the newest.
+
+    ``entered`` holds where the code of the compiled callables begins that were entered. Only a watcher that attached
+    late wants it: it must know what runs, also where no graph does."""
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque(maxlen=NEWEST)
         self.append = self.calls.append
         self.callees: CalleeTimes | None = None
+        self.entered: set[str] | None = None
 
 
 _clocks: list[GraphClock] = []
 _sampling: list[CalleeTimes] = []
+_wanting: list[set[str]] = []
+_known: dict[int, Any] = {}
 _installed: list[tuple[dict[str, Any], str, Any, Any]] = []
 
 
@@ -40,6 +47,9 @@ def start(clock: GraphClock, existing: bool) -> None:
     if clock.callees is not None:
         _sampling.append(clock.callees)
     if existing:
+        clock.entered = set()
+        _wanting.append(clock.entered)
+        _known.clear()
         _wrap_existing()
 
 
@@ -49,19 +59,41 @@ def stop(clock: GraphClock) -> None:
         _clocks.remove(clock)
     if clock.callees in _sampling:
         _sampling.remove(clock.callees)
+    _wanting[:] = [entered for entered in _wanting if entered is not clock.entered]
     if _clocks:
         return
+    _known.clear()
     for scope, name, graph, timed in _installed:
         if scope.get(name) is timed:
             scope[name] = graph
     _installed.clear()
 
 
-def mark_entry() -> None:
-    """A compiled callable is entered: where a step can begin."""
+def mark_entry(callback: Any, caller: FrameType) -> None:
+    """A compiled callable is entered: where a step can begin. ``callback`` is torch's, one for each callable."""
     now = time.perf_counter_ns()
     for clock in _clocks:
         clock.append((ENTRY, now, now))
+    if _wanting and id(callback) not in _known:
+        _known[id(callback)] = callback  # kept alive, so that the id is not given again
+        where = _beginning(caller.f_locals.get("fn"))
+        for entered in _wanting:
+            entered.add(where)
+
+
+def _beginning(function: Any) -> str:
+    """``path:line`` at which the code of a function, or of a module's ``forward``, begins; "" where it has none."""
+    for _ in range(16):
+        inner = getattr(function, "_torchdynamo_orig_callable", None) or getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    function = (
+        getattr(function, "__self__", None) if hasattr(getattr(function, "__self__", None), "forward") else function
+    )
+    function = getattr(function, "forward", function)
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
 def wrap(scope: dict[str, Any], name: str, identity: str) -> None:
@@ -77,11 +109,12 @@ def wrap(scope: dict[str, Any], name: str, identity: str) -> None:
 
 
 def _wrap_existing() -> None:
+    known = _compat.graph_names()
     for module in list(sys.modules.values()):
         scope = getattr(module, "__dict__", None)
         if isinstance(scope, dict):
             for name in [key for key in list(scope) if isinstance(key, str) and key.startswith(PREFIX)]:
-                wrap(scope, name, f"?{name[len(PREFIX) :].split('_')[1]}")
+                wrap(scope, name, f"?{known.get(name) or name[len(PREFIX) :].split('_')[1]}")
 
 
 def _timed(graph: Callable[..., Any], identity: str) -> Callable[..., Any]:

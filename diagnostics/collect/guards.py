@@ -12,7 +12,8 @@ from opgraft.diagnostics.model import Location
 
 _COMMENT = re.compile(r"#\s+(?P<path>[^\s#][^#]*?\.py):(?P<line>\d+) in (?P<name>\S+)\s*$")
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
-_TENSOR = re.compile(r"tensor '(?P<source>[^']+)'")
+_TENSOR = re.compile(r"tensor '(?P<source>.+?)' (?:\w+ )+mismatch")
+_BARE = re.compile(r"^(?:\S+/\d+: )?(?P<name>[A-Za-z_]\w*(?:\.\w+)*) (?:==|!=|is|in)\b")
 _SOURCE = re.compile(r"\b[LG]\[['\"](?P<name>\w+)['\"]\](?P<rest>[\w.\[\]'\"]*)")
 _ATTRIBUTE = re.compile(r"\.(\w+)|\['(\w+)'\]")
 
@@ -43,7 +44,9 @@ def guarded_names(reason: str) -> tuple[str, ...]:
     text = tensor["source"] if tensor else reason
     found = _SOURCE.search(text)
     if not found:
-        return (text,) if tensor and text.isidentifier() else ()
+        bare = _BARE.match(text)
+        name = text if tensor else bare["name"] if bare else ""
+        return (name,) if name and all(part.isidentifier() for part in name.split(".")) else ()
     parts = [found["name"]]
     for attribute, key in _ATTRIBUTE.findall(found["rest"]):
         if attribute not in (

@@ -1,7 +1,10 @@
 """Puts the hooks in and takes them out. They are in once a process, however many watchers listen, and leave no trace.
 
-What is touched: a handler on the trace logger (H1), ``exc.format_graph_break_message`` (H2), the logger object that
-``convert_frame`` asks before it reports a skipped frame, and the method that installs a graph's global (for the clock).
+What is touched: a handler on the trace logger (H1), ``exc.format_graph_break_message`` (H2), the callbacks around a
+compile (H6), the logger object that ``convert_frame`` asks before it reports a skipped frame, the method that installs
+a graph's global (for the clock, in the place of H16's profiler spans: it costs less and needs no profiler), Inductor's
+partitions and its logger of CUDA graphs (H14), and ``Library.define``. Read and left alone: torch's counters (H4), and
+for a late watcher its lists of breaks and of compiles (H3, H5).
 A hook whose torch module is not imported yet is put in right after that module is (:mod:`arrival`).
 """
 
@@ -31,7 +34,7 @@ class Listener(Protocol):
     def trace(self, metadata: dict[str, Any], payload: Any) -> None: ...
     def message(self, message: Message) -> None: ...
     def event(self, event: Event) -> None: ...
-    def window(self, opening: bool) -> None: ...
+    def window(self, opening: bool, source: str = "") -> None: ...
 
 
 _listeners: list[Listener] = []
@@ -86,6 +89,7 @@ class _TraceHandler(logging.Handler):
             return
         payload = getattr(record, "payload", None)
         if "dynamo_start" in metadata:
+            _listen_to_windows()
             tell(lambda listener: listener.window(True))
         elif "compilation_metrics" in metadata or "bwd_compilation_metrics" in metadata:
             tell(lambda listener: listener.window(False))
@@ -118,6 +122,7 @@ def _install() -> None:
         ("torch._dynamo.convert_frame", _install_skips),
         ("torch._dynamo.output_graph", _install_clock),
         ("torch._dynamo.eval_frame", _install_entries),
+        ("torch._dynamo.callback", _install_windows),
         ("torch._inductor.cudagraph_utils", _install_cudagraphs),
         ("torch._inductor.scheduler", _install_partitions),
         ("torch.library", _install_registrations),
@@ -131,6 +136,15 @@ def _install_trace() -> None:
     table = _compat.intern_table()
     others = bool(table)
     logger.addHandler(handler)
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def handle(record: logging.LogRecord) -> Any:
+            # logging.config.dictConfig disables every logger that it does not name; torch traces all the same.
+            return handler.emit(record) if logger.disabled else original(record)
+
+        return handle
+
+    _replace(logger, "handle", make, "")
 
     def undo() -> None:
         logger.removeHandler(handler)
@@ -214,7 +228,7 @@ def _install_entries(module: Any) -> None:
         @functools.wraps(original)
         def _callback_from_stance(callback: Any) -> Any:
             if callback is not None and callback is not False:
-                graphs.mark_entry()
+                graphs.mark_entry(callback, sys._getframe(1))
             return original(callback)
 
         return _callback_from_stance
@@ -224,6 +238,40 @@ def _install_entries(module: Any) -> None:
 
 def _tell_cudagraphs(event: CudagraphsSkipped) -> None:
     tell(lambda listener: listener.event(event))
+
+
+def _start_window(args: Any) -> None:
+    tell(lambda listener: listener.window(True, "callback"))
+
+
+def _end_window(args: Any) -> None:
+    tell(lambda listener: listener.window(False, "callback"))
+
+
+def _listen_to_windows() -> bool:
+    """Registers the callbacks of H6, again where ``torch._dynamo.reset`` has taken them away."""
+    handler = _compat.callback_handler()
+    if handler is None:
+        return False
+    if _start_window not in handler.start_callbacks:
+        handler.register_start_callback(_start_window)
+    if _end_window not in handler.end_callbacks:
+        handler.register_end_callback(_end_window)
+    return True
+
+
+def _install_windows(module: Any) -> None:
+    if not _listen_to_windows():
+        _missing.append("the recording of CUDA graphs is not cut out of times: torch has no callback_handler")
+        return
+
+    def undo() -> None:
+        handler = _compat.callback_handler()
+        for callback, callbacks in ((_start_window, handler.start_callbacks), (_end_window, handler.end_callbacks)):
+            if callback in callbacks:
+                callbacks.remove(callback)
+
+    _undo.append(undo)
 
 
 def _install_cudagraphs(module: Any) -> None:

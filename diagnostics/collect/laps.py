@@ -72,7 +72,7 @@ def _entry(step: Sequence[str]) -> int:
     """Where the step begins: at the entry before the graph that was compiled first, or at that graph."""
 
     def order(name: str) -> tuple[int, int]:
-        frame, _, compiled = name.partition("/")
+        frame, _, compiled = name.lstrip("?").partition("/")
         return (int(frame) if frame.isdigit() else 1 << 30, int(compiled) if compiled.isdigit() else 0)
 
     graphs = [index for index, name in enumerate(step) if name != ENTRY]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import sys
@@ -15,6 +16,7 @@ import msgspec
 
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect import hooks
+from opgraft.diagnostics.collect.before import MISSING, compiled_before
 from opgraft.diagnostics.collect.callee_times import CalleeTimes
 from opgraft.diagnostics.collect.events import Began, Broke, CompileBegan, CompileEnded, Ended, Event, Message
 from opgraft.diagnostics.collect.graphs import GraphClock
@@ -40,9 +42,10 @@ class Recorder:
         self._process = os.getpid()
         self._began = 0.0
         self._before: dict[str, int] = {}
-        self._opened: dict[int, list[int]] = {}
+        self._opened: dict[int | str, list[int]] = {}
         self._windows: deque[Window] = deque(maxlen=4096)
         self._compiled = False
+        self._missing: tuple[str, ...] = ()
         self._head_written = False
 
     def start(self) -> None:
@@ -51,6 +54,9 @@ class Recorder:
         self._began = time.perf_counter()
         self._before = _flat_counters()
         hooks.add(self, late=self._late)
+        if self._late and "torch._dynamo" in sys.modules:
+            self._missing = () if _compat.keeps_compiles() else (MISSING,)
+            self._tell_before()
 
     def stop(self, exit_code: int = 0, how: str = "ok", detail: str = "") -> None:
         """Takes the hooks out and writes the laps and the end."""
@@ -74,12 +80,22 @@ class Recorder:
             )
         )
 
+    def _tell_before(self) -> None:
+        """What was compiled before this watch began; an error in torch's records must not end the program."""
+        try:
+            for event in list(compiled_before()):
+                self._put(event)
+        except Exception as error:
+            logging.getLogger(__name__).debug("torch's records could not be read", exc_info=error)
+
     def laps(self) -> Event:
         """The repeating step as seen up to now."""
         samples = self.clock.callees.samples if self.clock.callees is not None else {}
         laps = summarise(list(self.clock.calls), list(self._windows))
         return msgspec.structs.replace(
-            laps, callee_us={gap: {name: tuple(us) for name, us in names.items()} for gap, names in samples.items()}
+            laps,
+            entered=tuple(sorted(self.clock.entered or ())),
+            callee_us={gap: {name: tuple(us) for name, us in names.items()} for gap, names in samples.items()},
         )
 
     def event(self, event: Event) -> None:
@@ -88,6 +104,9 @@ class Recorder:
             self._compiled = True
         elif isinstance(event, Broke) and self.clock.callees is not None:
             self.clock.callees.broken.add(event.id)
+        self._put(event)
+
+    def _put(self, event: Event) -> None:
         with self._lock:
             if not self._head_written:
                 self._head_written = True
@@ -100,9 +119,10 @@ class Recorder:
     def message(self, message: Message) -> None:
         self._reader.message(message)
 
-    def window(self, opening: bool) -> None:
-        """A compile begins or ends in this thread; what runs meanwhile is not a gap of the step."""
-        open_ = self._opened.setdefault(threading.get_ident(), [])
+    def window(self, opening: bool, source: str = "") -> None:
+        """A compile begins or ends in this thread, or in one of those that ``source`` speaks for; what runs meanwhile
+        is not a gap of the step."""
+        open_ = self._opened.setdefault(source or threading.get_ident(), [])
         if opening:
             open_.append(time.perf_counter_ns())
         elif open_:
@@ -128,7 +148,7 @@ class Recorder:
             python=platform.python_version(),
             device=_device(torch),
             command=self._command,
-            missing=hooks.missing(),
+            missing=(*hooks.missing(), *self._missing),
             prefixes=own_prefixes(),
             late=self._late,
         )

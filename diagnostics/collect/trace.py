@@ -13,6 +13,7 @@ from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect import events
 from opgraft.diagnostics.collect.events import RECOMPILE_LIMIT
 from opgraft.diagnostics.collect.guards import guarded_value
+from opgraft.diagnostics.collect.message_text import parse_messages
 from opgraft.diagnostics.collect.place import from_summaries, place
 from opgraft.diagnostics.model import Location
 
@@ -84,6 +85,7 @@ class TraceReader:
         self._frames: OrderedDict[str, Location] = OrderedDict()
         self._names: dict[str, str] = {}
         self._told: deque[int] = deque(maxlen=64)
+        self._unheard = -(1 << 20)
 
     def message(self, message: events.Message) -> None:
         """A message of the tracer, before the record that says what became of it.
@@ -165,6 +167,11 @@ class TraceReader:
             location = Location(path="", line=0)
         skipped = any(text in payload for text in _SKIPPED)
         reason = _reason(payload)
+        if not joined:  # nobody listened to the fields: they are read out of the words again
+            self._unheard -= 8
+            joined = parse_messages(reason, stack, self._unheard, common)
+            for message in joined:
+                self._emit(message)
         self._emit(
             events.Broke(
                 location=location,

@@ -1,11 +1,11 @@
 """The op conforms, and the compiled result is wrong, or the compiler fails.
 
-**What it means.** Eager and compiled results differ by more than rounding, or the compile ends in an error, though
-fake, schema and kernel agree.
+**What it means.** Eager and compiled results, strides or gradients differ by more than rounding, at the size that was
+compiled or at another one, or the compile ends in an error, though fake, schema and kernel agree.
 
 **Why it matters.** Nothing in the kernel can mend it; knowing that saves the search.
 
-Fails: a call that the compiler mistranslates. Passes: the statement written in another way.
+Fails: an op with a lowering of its own that computes something else. Passes: the op without it.
 
 **Remedies.** ``update-torch``, ``work-around``. A fault that ``aot_eager`` shows too lies in functionalisation or in
 the op; one that only Inductor shows lies in its code.
@@ -14,12 +14,57 @@ the op; one that only Inductor shows lies in its code.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import torch
+
+from opgraft.diagnostics.conform.lab import compare
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, sentence
-from opgraft.diagnostics.conform.lab.inductor import compiled
+from opgraft.diagnostics.conform.lab.case import Case
+from opgraft.diagnostics.conform.lab.inductor import Compiled, compiled, compiled_gradients, other_size
+from opgraft.diagnostics.conform.missing_autograd import requiring
 from opgraft.diagnostics.conform.missing_fake import lacks_fake
 
 KIND = "compiler-bug"
+# Up to so many times the bound for rounding, a difference is put down to fusion that rounds elsewhere.
+ROUNDING = 20
+
+
+def strides(made: Compiled) -> str:
+    """In which result's strides the compiled code differs; Inductor makes those that the fake promises."""
+    for index, (ours, theirs) in enumerate(zip(made.outputs[: made.results], made.wanted, strict=False)):
+        if not isinstance(ours, torch.Tensor) or not isinstance(theirs, torch.Tensor) or 0 in ours.shape:
+            continue
+        matter = [dim for dim, size in enumerate(ours.shape) if size > 1]
+        if ours.shape == theirs.shape and any(ours.stride(dim) != theirs.stride(dim) for dim in matter):
+            return f"result {index} has strides {tuple(ours.stride())}, in eager {tuple(theirs.stride())}"
+    return ""
+
+
+def differs(bench: Bench, case: Case, found: Any, wanted: Any) -> tuple[str, str]:
+    """What differs, and whether it is a fault (``compiler-bug``) or rounding (``precision``)."""
+    words = bench.disagree(found, wanted, case)
+    if not words:
+        return "", ""
+    far = compare.disagree(found, wanted, compare.terms_of(case.tensors) * ROUNDING**2)
+    return words, KIND if far else "precision"
+
+
+def _fault(bench: Bench, case: Case, backend: str, words: str, kind: str, what: str) -> Fault:
+    where = "aot_eager shows it too" if backend == "aot_eager" else "aot_eager is right, so it lies in Inductor's code"
+    return Fault(
+        f"{bench.name} gives other {what} compiled with {backend}: {words}",
+        case,
+        kind=kind,
+        evidence=(where,),
+        severity="note" if kind == "precision" else "error",
+        tail=TAIL.replace("BACKEND", backend) if what == "values" else "print({call})",
+    )
+
+
+TAIL = """\
+function = torch.compile(lambda {names}: {call}, backend="BACKEND", fullgraph=True)
+torch.testing.assert_close(function({names}), {call})"""
 
 
 def check(bench: Bench) -> Iterator[Fault]:
@@ -30,9 +75,45 @@ def check(bench: Bench) -> Iterator[Fault]:
                 text = str(made.error)
                 if lacks_fake(made.error) or "DynamicOutputShape" in text or "data-dependent" in text.lower():
                     return
-                yield Fault(f"{bench.name} cannot be compiled with {backend}: {sentence(made.error)}", case)
+                yield Fault(
+                    f"{bench.name} cannot be compiled with {backend}: {sentence(made.error)}",
+                    case,
+                    tail=TAIL.replace("BACKEND", backend),
+                )
                 return
-            words = bench.disagree(made.outputs, made.wanted, case)
+            words, kind = differs(bench, case, made.outputs, made.wanted)
             if words:
-                yield Fault(f"{bench.name} gives other values compiled with {backend}: {words}", case)
+                yield _fault(bench, case, backend, words, kind, "values")
+                return
+            words = strides(made)
+            if words:
+                yield _fault(bench, case, backend, words, "fake-mismatch", "strides")
+                return
+            asked = requiring(bench, case) if bench.facts.has_autograd and not bench.facts.written else None
+            if asked is not None and (backend == "aot_eager" or bench.thorough):
+                pair = compiled_gradients(bench, asked, backend)
+                if pair is not None and pair.error is not None:
+                    yield Fault(
+                        f"{bench.name}: its gradient cannot be compiled with {backend}: {sentence(pair.error)}", asked
+                    )
+                    return
+                words, kind = differs(bench, asked, pair.found, pair.wanted) if pair is not None else ("", "")
+                if words:
+                    yield _fault(bench, asked, backend, words, kind, "gradients")
+                    return
+            if bench.facts.tagged("nondeterministic_seeded") or (backend == "inductor" and not bench.thorough):
+                continue
+            other = other_size(bench, case, backend)
+            if other is None:
+                continue
+            larger, pair = other
+            if pair.error is not None:
+                yield Fault(
+                    f"{bench.name}, compiled with {backend} for any size, fails at another one: {sentence(pair.error)}",
+                    larger,
+                )
+                return
+            words, kind = differs(bench, larger, pair.found, pair.wanted)
+            if words:
+                yield _fault(bench, larger, backend, words, kind, "values at another size")
                 return

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from opgraft.diagnostics.conform.lab.arrive import registrars
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.examine import Plan, examine
 from opgraft.diagnostics.conform.lab.facts import facts_of
@@ -80,7 +81,8 @@ def doctor(
         thorough: more inputs and larger ones, and more time.
         device: where samples of a record are made; the CPU by default.
         seconds: how long it may take; 30 by default, 300 with ``thorough``.
-        imports: modules that register the op; needed only where CUDA is already in use in this process.
+        imports: modules, files or libraries that register the op; needed where that cannot be read off the op, and
+            only for what runs in a process of its own.
 
     Returns:
         A report: findings, and one result a check.
@@ -93,11 +95,20 @@ def doctor(
     if not can_fork():
         from opgraft.diagnostics.conform.host import examine_elsewhere
 
+        imports = tuple(imports) or registrars(facts)
         return examine_elsewhere(
             (facts.name,), imports=imports, device=str(place), thorough=thorough, seconds=limit, cases=given
         )
     found, results = examine(
-        Plan(facts=facts, cases=given, device=place, thorough=thorough, seconds=limit, distribution=owner(facts.spec))
+        Plan(
+            facts=facts,
+            cases=given,
+            device=place,
+            thorough=thorough,
+            seconds=limit,
+            distribution=owner(facts.spec),
+            imports=tuple(imports),
+        )
     )
     return report(found, results, place)
 

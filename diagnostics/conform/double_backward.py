@@ -114,7 +114,6 @@ def check(bench: Bench) -> Iterator[Fault]:
                 f"{bench.name}: {words}, and nothing is said",
                 case,
                 remedies=("fix-autograd",),
-                tail="y = {call}\n# g, = torch.autograd.grad(y.sum(), t1, create_graph=True); g.sum().backward()",
             )
             return
         if refused is not None and bench.recorded:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable
-from opgraft.diagnostics.conform.lab.inductor import compiled
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
+from opgraft.diagnostics.conform.lab.inductor import compiled, written_views
 
 KIND = "functional-copy"
 
@@ -25,9 +25,14 @@ def check(bench: Bench) -> Iterator[Fault]:
         raise NotApplicable("the op writes no argument")
     for case in bench.usable(iter(bench.cases[:1])):
         made = compiled(bench, case, "inductor", neighbours=True)
-        if made.error is None and made.functional_bytes:
+        if made.error is not None:
+            raise NotRun(f"the op could not be compiled: {sentence(made.error)}")
+        size, where = made.functional_bytes, "an argument"
+        if not size:
+            size, where = written_views(bench, case), "an argument that is a part of a larger workspace"
+        if size:
             yield Fault(
-                f"{bench.name}: an argument of {made.functional_bytes} bytes is copied before the op writes it",
+                f"{bench.name}: {where}, {size} bytes, is copied before the op writes it",
                 case,
                 severity="note",
             )

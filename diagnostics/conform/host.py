@@ -163,6 +163,7 @@ def main(request: dict[str, Any], answer: Path) -> int:
                         thorough=request["thorough"],
                         seconds=request["seconds"],
                         fresh=True,
+                        imports=tuple(request["imports"]),
                         distribution=owner(facts.spec),
                     )
                 )

@@ -20,38 +20,66 @@ from typing import Any
 import torch
 
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
+from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.memory import fresh_call
 from opgraft.diagnostics.conform.lab.tree import tensors
 
 KIND = "not-exportable"
 
 
+TAIL = """\
+class Model(torch.nn.Module):
+    def forward(self, {names}):
+        return {call}
+program = torch.export.export(Model(), ({names},))
+torch.testing.assert_close(program.module()({names}), {call})"""
+
+
+def inputs(case: Case) -> tuple[Any, ...]:
+    """The positional arguments that hold tensors, in fresh memory: a model's inputs. The rest are its constants."""
+    args, _ = fresh_call(case, requires_grad=False)
+    return tuple(value for value in args if tensors(value))
+
+
+def holder(op: Any, case: Case) -> torch.nn.Module:
+    """A model that does nothing but call the op on its inputs."""
+    constants = [None if tensors(value) else value for value in case.args]
+    places = [index for index, value in enumerate(case.args) if tensors(value)]
+    kwargs = case.kwargs
+
+    class Model(torch.nn.Module):
+        def forward(self, *given: Any) -> Any:
+            filled = list(constants)
+            for index, value in zip(places, given, strict=True):
+                filled[index] = value
+            return op(*filled, **kwargs)
+
+    return Model()
+
+
 def check(bench: Bench) -> Iterator[Fault]:
     if not bench.cases[0].tensors:
         raise NotApplicable("the op takes no tensor")
     case = bench.cases[0]
-    args, kwargs = fresh_call(case, requires_grad=False)
-    op = bench.op
-
-    class Model(torch.nn.Module):
-        def forward(self, *given: Any) -> Any:
-            return op(*given, **kwargs)
-
     bench.tell(case, doing="compile")
     try:
         with torch.no_grad():
-            program = torch.export.export(Model(), args)
+            program = torch.export.export(holder(bench.op, case), inputs(case))
             torch.export.save(program, io.BytesIO())
-            wanted, found = bench.real(case), program.module()(*fresh_call(case, requires_grad=False)[0])
+            wanted, found = bench.real(case), program.module()(*inputs(case))
     except Exception as error:
         yield Fault(
-            f"{bench.name} cannot be exported: {sentence(error)}", case, remedies=("fix-schema",), severity="warning"
+            f"{bench.name} cannot be exported: {sentence(error)}",
+            case,
+            remedies=("fix-schema",),
+            severity="warning",
+            tail=TAIL,
         )
         return
     if wanted.ok and not bench.facts.tagged("nondeterministic_seeded"):
         words = bench.disagree(tensors(wanted.outputs), tensors(found), case)
         if words:
-            yield Fault(f"{bench.name} gives other values exported: {words}", case, remedies=("fix-schema",))
+            yield Fault(f"{bench.name} gives other values exported: {words}", case, remedies=("fix-schema",), tail=TAIL)
             return
     if bench.facts.in_python:
         yield Fault(

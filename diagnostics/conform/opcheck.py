@@ -48,4 +48,5 @@ def check(bench: Bench) -> Iterator[Fault]:
                     case,
                     kind=kind,
                     severity="warning",
+                    tail="" if case.kwargs else f'torch.library.opcheck({{op}}, ({{args}},), test_utils="{name}")',
                 )

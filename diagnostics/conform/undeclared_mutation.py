@@ -88,6 +88,5 @@ def check(bench: Bench) -> Iterator[Fault]:
                 small,
                 evidence=(bench.facts.schema,),
                 remedies=("declare-mutation", "make-functional"),
-                tail="{call}",
             )
             return

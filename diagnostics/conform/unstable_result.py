@@ -24,6 +24,7 @@ from opgraft.diagnostics.conform.lab import compare
 from opgraft.diagnostics.conform.lab.allocations import FILLING
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, Result
 from opgraft.diagnostics.conform.lab.case import Case
+from opgraft.diagnostics.conform.lab.witness import TAILS
 
 KIND = "unstable-result"
 REPEATS = 3
@@ -63,5 +64,6 @@ def check(bench: Bench) -> Iterator[Fault]:
         words, remedies = trial(bench, case)
         if words:
             small = bench.shrink(case, lambda tried: bool(trial(bench, tried)[0]))
-            yield Fault(f"{bench.name} {words}", small, remedies=remedies, tail="print({call}, {call})")
+            tail = TAILS["unwritten"] if "never wrote" in words else ""
+            yield Fault(f"{bench.name} {words}", small, remedies=remedies, tail=tail)
             return

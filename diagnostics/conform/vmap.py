@@ -20,6 +20,7 @@ from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, N
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.memory import fresh_call
 from opgraft.diagnostics.conform.lab.tree import tensors
+from opgraft.diagnostics.conform.lab.witness import TAILS
 
 KIND = "wrong-value"
 BATCH = 3
@@ -66,5 +67,5 @@ def check(bench: Bench) -> Iterator[Fault]:
     for case in bench.usable(iter(bench.cases[:2])):
         words = trial(bench, case, ruled)
         if words:
-            yield Fault(f"{bench.name} {words}", case)
+            yield Fault(f"{bench.name} {words}", case, tail=TAILS["vmap"])
             return

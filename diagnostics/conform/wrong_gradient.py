@@ -23,6 +23,7 @@ from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, s
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.gradients import gradients, steady
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
+from opgraft.diagnostics.conform.lab.witness import TAILS
 from opgraft.diagnostics.conform.missing_autograd import lost, requiring
 
 KIND = "wrong-gradient"
@@ -160,5 +161,6 @@ def check(bench: Bench) -> Iterator[Fault]:
         words = habits(bench, case) or directional(bench, case) or against_reference(bench, case)
         if words:
             small = bench.shrink(case, lambda tried: bool(habits(bench, tried) or directional(bench, tried)))
-            yield Fault(f"{bench.name}: {words}", small, tail="{call}.sum().backward()")
+            tail = TAILS["finite-differences"] if "finite differences" in words else ""
+            yield Fault(f"{bench.name}: {words}", small, tail=tail)
             return

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from opgraft.diagnostics.diagnose.incident import Incident, Verdict
+from opgraft.diagnostics.diagnose.story import BEFORE
 from opgraft.diagnostics.kinds import KINDS
 from opgraft.diagnostics.model import Counts, Finding, Location
 
@@ -27,6 +28,7 @@ class Group:
     skipped: int = 0
     failures: int = 0
     later: int = 0
+    before: int = 0
     ids: set[str] = field(default_factory=set)
     own_ids: set[str] = field(default_factory=set)
 
@@ -55,6 +57,7 @@ class Groups:
         group.skipped += incident.form == "skip"
         group.failures += incident.form == "failure"
         group.later += not incident.id.endswith("/0")
+        group.before += incident.id.startswith(BEFORE)
         group.ids.add(incident.id)
         if len(incident.stack) <= 1:
             group.own_ids.add(incident.id)  # not inlined: this compile's gap is where the statement itself runs
@@ -75,6 +78,9 @@ def finding(group: Group, per_step: int | None = None) -> Finding:
     if group.skipped:
         frames = f"{group.skipped} frames run" if group.skipped > 1 else "a frame runs"
         evidence.append(f"{frames} wholly in eager because of it; torch._dynamo.explain does not count that as a break")
+    if group.before:
+        every = "it was" if group.before == group.compiles else f"{group.before} of {group.compiles} were"
+        evidence.append(f"{every} compiled before this watch began; torch's own records tell of it, without the callee")
     return Finding(
         kind=verdict.kind,
         code=KINDS[verdict.kind].code,

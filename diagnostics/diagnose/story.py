@@ -7,10 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from opgraft.diagnostics.collect import events as ev
+from opgraft.diagnostics.collect.place import function_name
 from opgraft.diagnostics.diagnose.incident import Incident
 from opgraft.diagnostics.model import Location
 
 _MESSAGES_KEPT = 512
+BEFORE = "?"
+"""Ids of what was compiled before the watch began start so."""
 
 
 @dataclass
@@ -85,6 +88,7 @@ class Reader:
         self.story = Story()
         self._messages: OrderedDict[int, ev.Message] = OrderedDict()
         self._pending: list[Incident] = []
+        self._before: list[Incident] = []
 
     def incidents(self, stream: Iterable[ev.Event]) -> Iterator[Incident]:
         """Reads the whole stream. An incident comes out one step late: the graph after a gap says what the gap gave."""
@@ -92,6 +96,7 @@ class Reader:
             self.story.events += 1
             yield from self._read(event)
         yield from self._flush()
+        yield from self._settle_before()
 
     def _read(self, event: ev.Event) -> Iterator[Incident]:
         story = self.story
@@ -108,6 +113,8 @@ class Reader:
                 self._new_generation(event.id)
             frame = self._frame(event.id)
             frame.stack = event.stack or frame.stack
+        elif isinstance(event, ev.Broke) and event.id.startswith(BEFORE):
+            self._before.append(self._broke(event))
         elif isinstance(event, ev.Broke):
             broke = self._broke(event)
             self._pending = [i for i in self._pending if not (i.form == "failure" and i.id == broke.id)]
@@ -220,6 +227,30 @@ class Reader:
                 if identity == event.id:
                     self.story.hits.append(Hit(op, event.cache, event.key, event.t, place))
                     break
+
+    def _settle_before(self) -> Iterator[Incident]:
+        """Of what was compiled before the watch, keeps what ran in it: its graph was called, another part of its
+        function was, its code was entered, or a break that is kept lies in it."""
+        story = self.story
+        ran = set(story.laps.calls)
+        functions = {
+            (f.path, function_name(f.function)) for i, f in story.frames.items() if i in ran and i.startswith(BEFORE)
+        }
+        entered = set(story.laps.entered)
+        kept = set()
+        for _ in range(2):
+            for incident in self._before:
+                frame = story.frames[incident.id]
+                own = (frame.path, function_name(frame.function))
+                unseen = frame.graphs == 0 and (own in functions or f"{frame.path}:{frame.line}" in entered)
+                if incident.id in ran or unseen:
+                    kept.add(incident.id)
+                    functions.update((place.path, place.function) for place in incident.stack)
+        yield from (incident for incident in self._before if incident.id in kept)
+        for identity in [i for i in story.frames if i.startswith(BEFORE) and i not in ran | kept]:
+            story.graphs -= story.frames.pop(identity).graphs
+            story.ends.pop(identity, None)
+        story.recompiles = [e for e in story.recompiles if not e.id.startswith(BEFORE) or e.id in story.frames]
 
     def _flush(self) -> Iterator[Incident]:
         yield from self._pending

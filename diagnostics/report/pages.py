@@ -30,7 +30,9 @@ def pages() -> dict[str, Page]:
     """Every page by code, in the order of the codes. Rules go before checks where both know a kind."""
     found: dict[str, Page] = {}
     for folder in _FOLDERS:
-        for path in sorted((_ROOT / folder).glob("*.py")):
+        # Of several checks that share a kind, the one of its name has the page.
+        paths = sorted((_ROOT / folder).glob("*.py"), key=lambda path: (path.stem.replace("_", "-") not in KINDS, path))
+        for path in paths:
             for page in _read(path):
                 found.setdefault(page.kind.code, page)
     return {code: found[code] for code in BY_CODE if code in found}

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from opgraft.diagnostics.conform.lab import compare, vary
+from opgraft.diagnostics.conform.lab import arrive, compare, vary
 from opgraft.diagnostics.conform.lab.allocations import FILLING, ZONE, Allocations, guarded_allocations
 from opgraft.diagnostics.conform.lab.case import Case, describe, snippet
 from opgraft.diagnostics.conform.lab.facts import OpFacts
 from opgraft.diagnostics.conform.lab.fakes import FakeResult, fake_call
 from opgraft.diagnostics.conform.lab.memory import Zone, fresh_call, guarded_call
 from opgraft.diagnostics.conform.lab.tree import leaves, tensors
+from opgraft.diagnostics.conform.lab.witness import PLAIN
 from opgraft.diagnostics.model import Severity
 
 # Types of an error that no kernel raises on purpose to refuse an input.
@@ -49,7 +50,7 @@ class Fault:
     kind: str = ""
     remedies: tuple[str, ...] = ()
     severity: Severity = "error"
-    tail: str = "print({call})"
+    tail: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Bench:
         recorded: the calls are those of a real run; what the run did not meet is then at most a note.
         deadline: ``time.monotonic()`` at which a check should come to an end.
         met: what the run really did: ``"backward"``, ``"create_graph"``, ``"compile"``, ``"autocast"``.
+        registrars: modules and libraries that register the op.
     """
 
     facts: OpFacts
@@ -96,6 +98,7 @@ class Bench:
     thorough: bool = False
     deadline: float = float("inf")
     met: frozenset[str] = frozenset()
+    registrars: tuple[str, ...] = ()
     _snippets: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -105,6 +108,11 @@ class Bench:
     @property
     def name(self) -> str:
         return self.facts.name
+
+    @property
+    def arrive(self) -> tuple[str, ...]:
+        """The statements of a script that register the op."""
+        return arrive.lines(self.registrars)
 
     @property
     def device(self) -> torch.device:
@@ -126,8 +134,8 @@ class Bench:
             if self.key(case) not in self.avoid:
                 yield case
 
-    def snippet(self, case: Case, tail: str = "print({call})") -> str:
-        return snippet(self.name, case, tail)
+    def snippet(self, case: Case, tail: str = PLAIN) -> str:
+        return snippet(self.name, case, tail, self.arrive)
 
     def fake(self, case: Case) -> FakeResult:
         """The fake at the sizes of this call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -105,32 +106,69 @@ def tensor_source(tensor: torch.Tensor) -> str:
     return source + (".requires_grad_()" if tensor.requires_grad else "")
 
 
-def snippet(name: str, case: Case, tail: str = "print({call})", imports: tuple[str, ...] = ()) -> str:
-    """A script that makes the inputs and calls the op; ``{call}`` in ``tail`` stands for the call."""
-    lines = ["import torch", *(f"import {module}" for module in imports), "torch.manual_seed(0)"]
-    words: list[str] = []
-    count = 0
+def _wide(name: str, tensor: torch.Tensor) -> str:
+    if not tensor.dtype.is_floating_point:
+        return name
+    return f"{name}.detach().double()" + (".requires_grad_()" if tensor.requires_grad else "")
 
-    def word(value: Any) -> str:
-        nonlocal count
+
+def snippet(name: str, case: Case, tail: str = "print({call})", arrive: tuple[str, ...] = (), schema: str = "") -> str:
+    """A script that makes the inputs and calls the op.
+
+    Args:
+        tail: the last lines, with the placeholders of ``witness``.
+        arrive: statements that register the op.
+    """
+    lines = ["import torch", *arrive, "torch.manual_seed(0)"]
+    sources: list[str] = []
+
+    def word(value: Any, form: str) -> str:
         if isinstance(value, torch.Tensor):
-            count += 1
-            lines.append(f"t{count} = {tensor_source(value)}")
-            return f"t{count}"
+            known = next((index for index, tensor in enumerate(seen) if tensor is value), None)
+            if known is None:
+                seen.append(value)
+                sources.append(f"t{len(seen)} = {tensor_source(value)}")
+                known = len(seen) - 1
+            return form.replace("@", f"t{known + 1}")
         if isinstance(value, (list, tuple)) and tensors(value):
-            return "[" + ", ".join(word(item) for item in value) + "]"
-        if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
-            return str(value) if not isinstance(value, torch.device) else f"torch.device({str(value)!r})"
+            return "[" + ", ".join(word(item, form) for item in value) + "]"
+        if isinstance(value, torch.device):
+            return f"torch.device({str(value)!r})"
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+            return str(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"float({str(value)!r})"
         return repr(value)
 
-    words += [word(value) for value in case.args]
-    words += [f"{key}={word(value)}" for key, value in case.kwargs.items()]
+    seen: list[torch.Tensor] = []
     namespace, _, base = name.partition("::")
-    call = f"torch.ops.{namespace}.{base}({', '.join(words)})"
-    body = tail.format(call=call).splitlines()
+    function = f"torch.ops.{namespace}.{base}"
+
+    def call(form: str) -> str:
+        words = [word(value, form) for value in case.args]
+        words += [f"{key}={word(value, form)}" for key, value in case.kwargs.items()]
+        return ", ".join(words)
+
+    arguments = call("@")
+    names = ", ".join(f"t{index + 1}" for index in range(len(seen)))
+    wide = [_wide(f"t{index + 1}", tensor) for index, tensor in enumerate(seen)]
+    filled = {
+        "{call}": f"{function}({arguments})",
+        "{dense}": f"{function}({call('@.detach().clone(memory_format=torch.contiguous_format)')})",
+        "{faked}": f"{function}({call('mode.from_tensor(@)')})",
+        "{wide}": "".join(f"{value}, " for value in wide).rstrip(),
+        "{args}": arguments,
+        "{names}": names,
+        "{op}": function if "." in base else f"{function}.default",
+        "{schema}": schema.replace('"', "'"),
+    }
+    text = tail
+    for mark, value in filled.items():
+        text = text.replace(mark, value)
+    body = text.splitlines()
     if case.autocast:
         body = [f"with torch.autocast('cpu', dtype=torch.{case.autocast}):", *(f"    {line}" for line in body)]
-    return "\n".join([*lines, *body])
+    return "\n".join([*lines, *sources, *body])
 
 
 def plain_values(case: Case) -> tuple[Any, ...]:

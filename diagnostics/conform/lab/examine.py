@@ -8,13 +8,15 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 import torch
 
 from opgraft.diagnostics import _compat
+from opgraft.diagnostics.conform.lab import arrive, witness
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
-from opgraft.diagnostics.conform.lab.case import Case
+from opgraft.diagnostics.conform.lab.case import Case, snippet
 from opgraft.diagnostics.conform.lab.facts import OpFacts
 from opgraft.diagnostics.conform.lab.generate import generated
 from opgraft.diagnostics.conform.lab.isolate import Ending, Message, Send, run_isolated
@@ -46,6 +48,7 @@ class Plan:
     Attributes:
         cases: calls that are known (recorded or given); without any, the spec's samples or guesses are used.
         fresh: this process has run no kernel yet, so that a fork may use several threads.
+        imports: modules, files and libraries that register the op, as the user named them.
     """
 
     facts: OpFacts
@@ -57,6 +60,12 @@ class Plan:
     met: frozenset[str] = frozenset()
     fresh: bool = False
     distribution: str = "unknown"
+    imports: tuple[str, ...] = ()
+
+    @cached_property
+    def registrars(self) -> tuple[str, ...]:
+        """Modules and libraries that register the op in a fresh process."""
+        return arrive.registrars(self.facts, self.imports)
 
 
 def candidates(plan: Plan) -> Iterator[Case]:
@@ -111,10 +120,10 @@ def to_finding(plan: Plan, kind: str, fault: Fault) -> Finding:
     location = case.location if case is not None and case.location is not None else plan.facts.location
     evidence = list(fault.evidence)
     if case is not None:
-        from opgraft.diagnostics.conform.lab.case import snippet
-
+        tail = fault.tail or witness.tail(kind)
+        arriving = arrive.lines(plan.registrars)
         with contextlib.suppress(Exception):
-            evidence.append("to see it:\n" + snippet(plan.facts.name, case, fault.tail))
+            evidence.append("to see it:\n" + snippet(plan.facts.name, case, tail, arriving, plan.facts.schema))
     return Finding(
         kind=kind,
         code=KINDS[kind].code,
@@ -162,6 +171,7 @@ def _work(
             recorded=plan.recorded,
             thorough=plan.thorough,
             met=plan.met,
+            registrars=plan.registrars,
         )
         send({"say": "check", "check": ""})
         bench.cases, why = accepted(plan, bench)
@@ -217,7 +227,7 @@ def _traced(error: Exception) -> str:
 
 @dataclass
 class _Notes:
-    """What the forks have said so far."""
+    """What the forks have said so far; ``died`` are the checks that a call took down, with how."""
 
     findings: list[Finding] = field(default_factory=list)
     results: dict[str, CheckResult] = field(default_factory=dict)
@@ -226,6 +236,7 @@ class _Notes:
     change: str = ""
     text: str = ""
     lost: str = ""
+    died: dict[str, str] = field(default_factory=dict)
 
 
 def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...]]:
@@ -290,6 +301,8 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
         notes.results.setdefault(
             check.name, CheckResult(op=op, check=check.name, outcome="not-run", detail="the time for this op was up")
         )
+    for name in notes.died.keys() & notes.results.keys():
+        notes.results[name] = msgspec.structs.replace(notes.results[name], outcome="fail", detail=notes.died[name])
     return tuple(notes.findings), tuple(notes.results[check.name] for check in todo)
 
 
@@ -328,6 +341,5 @@ def _fatal(plan: Plan, notes: _Notes, ending: Ending) -> None:
             evidence=(f"called with {arguments}", f"to see it:\n{source}"),
         )
     )
-    name = kind
-    if any(result.check == name for result in notes.results.values()):
-        notes.results[name] = CheckResult(op=plan.facts.name, check=name, outcome="fail", detail=ending.sentence)
+    notes.died.setdefault(kind, ending.sentence)
+    notes.died.setdefault(notes.check, ending.sentence)

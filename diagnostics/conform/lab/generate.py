@@ -57,6 +57,7 @@ def _number(argument: Argument) -> Any:
     known: dict[str, Any] = {
         "bool": False,
         "str": "mean",
+        "complex": 1.5 + 0.5j,
         "ScalarType": torch.float32,
         "Device": torch.device("cpu"),
         "float[]": [0.5, 0.5],

@@ -1,30 +1,43 @@
-"""One compile of the op with Inductor, watched: what came out, which inputs were copied, and for what."""
+"""One compile of the op, watched: what came out, whether its kernel ran, which inputs were copied, and for what."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from opgraft.diagnostics.conform.lab import vary
 from opgraft.diagnostics.conform.lab.bench import Bench
 from opgraft.diagnostics.conform.lab.case import Case
+from opgraft.diagnostics.conform.lab.gradients import no_engine, steady
 from opgraft.diagnostics.conform.lab.memory import fresh_call
 from opgraft.diagnostics.conform.lab.tree import leaves, tensors
+
+CACHE_LOGGERS = ("torch._inductor.codecache", "torch._functorch._aot_autograd.autograd_cache")
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Results of a compiled call beside those of the same function in eager."""
+    """Results of a compiled call beside those of the same function in eager.
 
-    outputs: Any = None
-    wanted: Any = None
+    Attributes:
+        results: how many of ``outputs`` are results of the op; the rest are arguments after the call.
+        calls: how often the op was called when the compiled code ran again; None where that cannot be seen.
+        bypasses: why torch passed its compile caches by.
+    """
+
+    outputs: list[Any] = field(default_factory=list)
+    wanted: list[Any] = field(default_factory=list)
+    results: int = 0
     error: BaseException | None = None
     layout_copies: int = 0
     functional_bytes: int = 0
-    graphs: int = 0
+    calls: int | None = None
+    bypasses: tuple[str, ...] = ()
 
 
 _kept: dict[tuple[str, str], Compiled] = {}
@@ -39,7 +52,8 @@ def compiled(bench: Bench, case: Case, backend: str, neighbours: bool = False) -
     return _kept[key]
 
 
-def _compile(bench: Bench, case: Case, backend: str, neighbours: bool) -> Compiled:
+def model(bench: Bench, case: Case, neighbours: bool) -> Callable[..., Any]:
+    """A function of the positional arguments that calls the op, with a pointwise producer for each input."""
     op, kwargs = bench.op, case.kwargs
     written = set(bench.facts.written)
     names = [argument.name for argument in bench.facts.arguments]
@@ -52,6 +66,11 @@ def _compile(bench: Bench, case: Case, backend: str, neighbours: bool) -> Compil
                     given[index] = value * 1.0
         return op(*given, **kwargs), given if written else None
 
+    return call
+
+
+def _compile(bench: Bench, case: Case, backend: str, neighbours: bool) -> Compiled:
+    call = model(bench, case, neighbours)
     torch._dynamo.reset()
     bench.tell(case, doing="compile")
     args, _ = fresh_call(case, requires_grad=False)
@@ -62,21 +81,206 @@ def _compile(bench: Bench, case: Case, backend: str, neighbours: bool) -> Compil
         try:
             with _watched() as seen:
                 torch.manual_seed(0)
-                outputs = torch.compile(call, backend=backend, dynamic=True)(*args)
+                run = torch.compile(call, backend=backend, dynamic=True)
+                outputs = run(*args)
+                calls = _calls(bench, case, run)
         except Exception as error:
             return Compiled(wanted=[wanted, straight], error=error)
     return Compiled(
         outputs=[*leaves(outputs), *tensors(args)],
         wanted=[*leaves(wanted), *tensors(straight)],
-        layout_copies=seen["copies"],
-        functional_bytes=seen["bytes"],
+        results=len(list(leaves(outputs[0]))),
+        layout_copies=seen.copies,
+        functional_bytes=seen.bytes,
+        calls=calls,
+        bypasses=tuple(dict.fromkeys(seen.bypasses)),
     )
 
 
+class _Counter:
+    """Stands in front of the function behind an overload and counts."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.count = inner, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.count += 1
+        return self.inner(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return hash(self.inner)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.inner is other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def _calls(bench: Bench, case: Case, run: Callable[..., Any]) -> int | None:
+    """How often compiled code calls the op; None where calls of an overload cannot be seen in this torch."""
+    inner = vars(bench.op).get("_op")
+    if inner is None:
+        return None
+    counter = _Counter(inner)
+    args, kwargs = fresh_call(case, requires_grad=False)
+    bench.op._op = counter
+    try:
+        bench.op(*args, **kwargs)
+        if not counter.count:
+            return None
+        counter.count = 0
+        args, _ = fresh_call(case, requires_grad=False)
+        run(*args)
+    finally:
+        bench.op._op = inner
+    return counter.count
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What compiled code gives, and what eager gives; or the error."""
+
+    found: list[Any] = field(default_factory=list)
+    wanted: list[Any] = field(default_factory=list)
+    error: BaseException | None = None
+
+
+def compiled_gradients(bench: Bench, case: Case, backend: str) -> Pair | None:
+    """Gradients through the compiled call and in eager; None where eager has none to compare with."""
+    call = model(bench, case, True)
+
+    def gradients(function: Callable[..., Any]) -> list[Any]:
+        args, _ = fresh_call(case)
+        torch.manual_seed(0)
+        outputs = [out for out in tensors(function(*args)[0]) if out.requires_grad]
+        inputs = [tensor for tensor in tensors(args) if tensor.requires_grad]
+        found = torch.autograd.grad(outputs, inputs, [steady(out) for out in outputs], allow_unused=True)
+        return [torch.zeros_like(at) if grad is None else grad for grad, at in zip(found, inputs, strict=True)]
+
+    bench.tell(case, doing="compile")
+    with torch.enable_grad():
+        try:
+            wanted = gradients(call)
+        except Exception:
+            return None
+        torch._dynamo.reset()
+        try:
+            with _watched():
+                return Pair(gradients(torch.compile(call, backend=backend, dynamic=True)), wanted)
+        except Exception as error:
+            return None if no_engine(error) else Pair(error=error)
+
+
+def other_size(bench: Bench, case: Case, backend: str) -> tuple[Case, Pair] | None:
+    """The compiled call at a size that it was not compiled for; None where the op takes no other one."""
+    sizes = [size for size in vary.extents(case) if size > 1]
+    larger = vary.resized(case, sizes[0], sizes[0] + 5) if sizes else None
+    if larger is None or not bench.real(larger).ok:
+        return None
+    call = model(bench, case, True)
+    bench.tell(larger, doing="compile")
+    torch._dynamo.reset()
+    with torch.no_grad(), _watched():
+        run = torch.compile(call, backend=backend, dynamic=True)
+        try:
+            run(*fresh_call(case, requires_grad=False)[0])
+            torch.manual_seed(0)
+            found = run(*fresh_call(larger, requires_grad=False)[0])
+        except Exception as error:
+            return larger, Pair(error=error)
+        torch.manual_seed(0)
+        return larger, Pair(list(leaves(found)), list(leaves(call(*fresh_call(larger, requires_grad=False)[0]))))
+
+
+def written_views(bench: Bench, case: Case) -> int:
+    """Bytes that compiled code copies where the written arguments are parts of workspaces: slices, and for bytes parts
+    of a float workspace seen as bytes, as kernels take their scratch memory."""
+    names = [argument.name for argument in bench.facts.arguments]
+    places = [
+        index
+        for index, value in enumerate(case.args)
+        if isinstance(value, torch.Tensor) and names[index] in bench.facts.written and value.numel()
+    ]
+    kwargs = case.kwargs
+
+    def call(*args: Any) -> Any:
+        given = list(args)
+        for index in places:
+            size, shape = case.args[index].numel(), case.args[index].shape
+            whole = (
+                args[index].view(torch.uint8) if args[index].dtype == torch.float32 and as_bytes[index] else args[index]
+            )
+            given[index] = whole[:size].view(shape)
+        outputs = bench.op(*given, **kwargs)
+        return outputs, [args[index].sum() for index in places]
+
+    as_bytes = {index: case.args[index].dtype == torch.uint8 for index in places}
+
+    def workspaces() -> list[Any]:
+        args, _ = fresh_call(case, requires_grad=False)
+        given = list(args)
+        for index in places:
+            flat = torch.zeros(2 * given[index].numel() + 8, dtype=given[index].dtype, device=given[index].device)
+            flat[: given[index].numel()].copy_(given[index].flatten())
+            given[index] = flat[: flat.numel() // 4 * 4].view(torch.float32) if as_bytes[index] else flat
+        return given
+
+    bench.tell(case, doing="compile")
+    torch._dynamo.reset()
+    with torch.no_grad():
+        try:
+            with _watched() as seen:
+                torch.compile(call, backend="inductor")(*workspaces())
+        except Exception:
+            return 0
+    return seen.bytes
+
+
+class _Seen(logging.Handler):
+    """What is seen while the compiler works; also the handler that hears why a cache is passed by."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.copies, self.bytes = 0, 0
+        self.bypasses: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "ypass" in text:
+            self.bypasses.append(" ".join(text.split())[:200])
+
+
 @contextlib.contextmanager
-def _watched() -> Iterator[dict[str, int]]:
+def _listening(seen: _Seen) -> Iterator[None]:
+    """Hears the loggers of the compile caches, and counts their bypasses where they say nothing."""
+    from torch._dynamo.utils import counters
+
+    def count() -> int:
+        return sum(
+            value for group in list(counters.values()) for key, value in group.items() if key.endswith("_cache_bypass")
+        )
+
+    loggers = [logging.getLogger(name) for name in CACHE_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    before = count()
+    for logger in loggers:
+        logger.addHandler(seen)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(seen)
+            logger.setLevel(level)
+        if count() > before and not seen.bypasses:
+            seen.bypasses.append("torch gives no reason")
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[_Seen]:
     """Counts the copies that Inductor makes for a layout rule or for functionalisation, while it compiles."""
-    seen = {"copies": 0, "bytes": 0}
+    seen = _Seen()
     with contextlib.ExitStack() as stack:
         try:
             from torch._dynamo.utils import ReinplaceCounters
@@ -86,15 +290,15 @@ def _watched() -> Iterator[dict[str, int]]:
             yield seen
             return
         stack.enter_context(fresh_cache())
-        settings: dict[str, Any] = {"force_disable_caches": True}
+        stack.enter_context(_listening(seen))
         if hasattr(config, "cpp_cache_precompile_headers"):
-            settings["cpp_cache_precompile_headers"] = False  # 20 s for a cache that is thrown away
-        stack.enter_context(config.patch(**settings))
+            # 20 s for a cache that is thrown away
+            stack.enter_context(config.patch(cpp_cache_precompile_headers=False))
         kernel: Any = ir.ExternKernel
         original = kernel.copy_input
 
         def copy_input(cls: Any, x: Any) -> Any:
-            seen["copies"] += 1
+            seen.copies += 1
             return original(x)
 
         before = ReinplaceCounters.get_total_missed_bytes()
@@ -103,4 +307,4 @@ def _watched() -> Iterator[dict[str, int]]:
             yield seen
         finally:
             kernel.copy_input = original
-            seen["bytes"] = ReinplaceCounters.get_total_missed_bytes() - before
+            seen.bytes = ReinplaceCounters.get_total_missed_bytes() - before

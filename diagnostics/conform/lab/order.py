@@ -36,7 +36,10 @@ CHECKS: tuple[str, ...] = (
     "vmap",
     "sharding",
     "not_exportable",
+    "pickling",
     "compiled",
+    "kernel_not_run",
+    "cache_bypass",
     "layout_copy",
     "functional_copy",
     "wrong_stream",
@@ -44,10 +47,24 @@ CHECKS: tuple[str, ...] = (
     "unchecked_launch",
     "wrong_device",
     "cudagraph_skip",
+    "aotinductor",
 )
 # What costs a compile, or asks about more than one call needs: left out for calls that were met in a run.
 ON_REQUEST = frozenset(
-    ("opcheck", "vmap", "sharding", "not_exportable", "compiled", "layout_copy", "functional_copy", "wrong_device")
+    (
+        "opcheck",
+        "vmap",
+        "sharding",
+        "not_exportable",
+        "pickling",
+        "compiled",
+        "kernel_not_run",
+        "cache_bypass",
+        "layout_copy",
+        "functional_copy",
+        "wrong_device",
+        "aotinductor",
+    )
 )
 
 

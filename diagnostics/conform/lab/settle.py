@@ -52,7 +52,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "hidden-sync": ("cudagraph-skip",),
     "unchecked-launch": ("wrong-value", "unstable-result"),
     "data-dependent-shape": ("cudagraph-skip", "fake-mismatch"),
-    "dropped-effect": ("kernel-not-run",),
+    "dropped-effect": ("kernel-not-run", "cache-bypass"),
+    "kernel-not-run": ("compiler-bug", "precision"),
     "stale-cache": ("compiler-bug",),
 }
 # Evidence in these words names an op that the backward of the found one calls.

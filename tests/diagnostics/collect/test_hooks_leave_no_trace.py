@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.callback
 import torch._dynamo.convert_frame
 import torch._dynamo.exc
 import torch._dynamo.output_graph
+import torch._inductor.cudagraph_utils
+import torch._inductor.scheduler
 
 from opgraft import diagnostics as dx
+from opgraft.diagnostics.collect.events import CompileBegan
 
 pytestmark = pytest.mark.core
 x = torch.randn(4)
@@ -25,6 +29,9 @@ def broken(x: torch.Tensor) -> torch.Tensor:
     x = x.sin()
     torch._dynamo.graph_break()
     return x.cos()
+
+
+LINE = broken.__code__.co_firstlineno + 2
 
 
 def state() -> dict[str, Any]:
@@ -46,6 +53,15 @@ def state() -> dict[str, Any]:
         "globals": torch._dynamo.output_graph.OutputGraph.install_global_unsafe,
         "define": torch.library.Library.define,
         "config": torch._dynamo.config.save_config(),
+        "callbacks": (
+            tuple(map(id, torch._dynamo.callback.callback_handler.start_callbacks)),
+            tuple(map(id, torch._dynamo.callback.callback_handler.end_callbacks)),
+        ),
+        "handle": "handle" in vars(logging.getLogger("torch.__trace")),
+        "cudagraphs": (
+            torch._inductor.cudagraph_utils.cudagraphs_log,
+            torch._inductor.scheduler.Scheduler.graph_partition,
+        ),
         "path": tuple(map(id, sys.meta_path)),
         "threads": threading.active_count(),
     }
@@ -103,7 +119,9 @@ def test_an_already_compiled_model_is_seen_and_not_reset() -> None:
     report = watched.report()
     assert report.run is not None
     assert report.run.step_us is not None
-    assert report.run.graphs == 0  # nothing was compiled again
+    assert report.run.graphs == 2
+    began = [event for event in watched.events() if isinstance(event, CompileBegan)]
+    assert all(event.id.startswith("?") for event in began)  # nothing was compiled again
 
 
 def test_the_users_own_log_settings_hold() -> None:
@@ -154,3 +172,50 @@ def test_values_are_those_of_a_run_without_us() -> None:
     step = torch.compile(broken, backend="eager")
     with dx.watch():
         torch.testing.assert_close(step(x), x.sin().cos())
+
+
+def test_a_reset_in_the_watch_takes_no_hook_away() -> None:
+    before = state()
+    with dx.watch() as watched:
+        torch._dynamo.reset()
+        torch.compile(broken, backend="eager")(x)
+        assert torch._dynamo.callback.callback_handler.start_callbacks
+    assert state() == before
+    assert len(watched.report().findings) == 1
+
+
+def test_loggers_that_the_program_disables_are_heard_all_the_same() -> None:
+    logger = logging.getLogger("torch.__trace")
+    logger.disabled = True  # as logging.config.dictConfig does with every logger that it does not name
+    try:
+        with dx.watch() as watched:
+            torch.compile(broken, backend="eager")(x)
+    finally:
+        logger.disabled = False
+    assert len(watched.report().findings) == 1
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "words"),
+    [
+        ("torch._dynamo.exc", "format_graph_break_message", "causes as text only"),
+        ("torch._dynamo.convert_frame", "graph_break_log", "frames skipped whole"),
+        ("torch._dynamo.callback", "callback_handler", "recording of CUDA graphs"),
+        ("torch._dynamo.utils", "get_compilation_metrics", "compiled before the watch"),
+        ("torch._inductor.scheduler", "Scheduler", "splits CUDA graphs"),
+    ],
+)
+def test_every_missing_hook_takes_one_part_away_by_name(
+    monkeypatch: pytest.MonkeyPatch, holder: str, name: str, words: str
+) -> None:
+    watched = dx.watch()
+    with monkeypatch.context() as patched:
+        patched.delattr(sys.modules[holder], name)
+        watched.__enter__()
+    try:
+        torch.compile(broken, backend="eager")(x)
+    finally:
+        watched.__exit__(None, None, None)
+    report = watched.report()
+    assert any(words in part for part in report.degraded)
+    assert [(found.kind, found.location.line) for found in report.findings] == [("other-break", LINE)]
