@@ -1,20 +1,45 @@
-"""Ops that each break one rule, and their mended twins. ``PAIRS`` maps a kind to (faulty, mended), names of ops."""
+"""Ops that each break one rule, and their mended twins: ``PAIRS``."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 NS = "faulty"
-PAIRS: dict[str, tuple[str, str]] = {}
-_keep: list[torch.library.Library] = []
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A check, the kind of what it finds, the op that fails it and the twin that passes.
+
+    Attributes:
+        notes: the finding is no more than a note.
+        setup: is called before either is examined.
+        cases: arguments of one call, by the op's short name, where the schema does not tell them.
+    """
+
+    check: str
+    kind: str
+    bad: str
+    good: str
+    notes: bool = False
+    thorough: bool = False
+    setup: Callable[[], None] | None = None
+    cases: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+PAIRS: dict[str, Pair] = {}
 lib = torch.library.Library(NS, "DEF")
 
 
-def pair(kind: str, bad: str, good: str, check: str = "") -> None:
-    PAIRS[check or kind] = (f"{NS}::{bad}", f"{NS}::{good}")
+def add(check: str, bad: str, good: str, kind: str = "", name: str = "", **more: Any) -> None:
+    names = [word if "::" in word else f"{NS}::{word}" for word in (bad, good)]
+    PAIRS[name or check] = Pair(check, kind or check, *names, **more)
 
 
 def op(name, fn, mutates=(), fake="like", backward=None, setup=None, tags=()):
@@ -46,7 +71,7 @@ def double(x: Tensor) -> Tensor:
 
 op("good_double", double, backward=double_backward_rule, setup=lambda ctx, inputs, output: None)
 op("no_fake", double, fake=None, backward=double_backward_rule, setup=lambda ctx, inputs, output: None)
-pair("missing-fake", "no_fake", "good_double")
+add("missing-fake", "no_fake", "good_double")
 
 op(
     "fake_keeps_layout",
@@ -55,7 +80,7 @@ op(
     backward=double_backward_rule,
     setup=lambda ctx, inputs, output: None,
 )
-pair("fake-mismatch", "fake_keeps_layout", "good_double")
+add("fake-mismatch", "fake_keeps_layout", "good_double")
 
 
 def _int_fake(x):
@@ -63,7 +88,7 @@ def _int_fake(x):
 
 
 op("fake_int", double, fake=_int_fake, backward=double_backward_rule, setup=lambda ctx, inputs, output: None)
-pair("fake-specializes", "fake_int", "good_double")
+add("fake-specializes", "fake_int", "good_double")
 
 lib.define("composite(Tensor x) -> Tensor")
 lib.define("per_backend(Tensor x) -> Tensor")
@@ -83,17 +108,17 @@ lib.impl("composite", raw_double, "CompositeImplicitAutograd")
 lib.impl("per_backend", raw_double, "CPU")
 torch.library.register_fake(f"{NS}::per_backend", lambda x: x.new_empty(x.shape), lib=lib)
 torch.library.register_autograd(f"{NS}::per_backend", lambda ctx, grad: grad.clone(), lib=lib)
-pair("composite-kernel", "composite", "per_backend")
+add("composite-kernel", "composite", "per_backend")
 
 lib.define("tags_clash(Tensor x) -> Tensor", tags=(torch.Tag.flexible_layout, torch.Tag.needs_exact_strides))
 lib.impl("tags_clash", double, "CPU")
 torch.library.register_fake(f"{NS}::tags_clash", lambda x: x.new_empty(x.shape), lib=lib)
 torch.library.register_autograd(f"{NS}::tags_clash", double_backward_rule, lib=lib)
-pair("bad-schema", "tags_clash", "per_backend")
+add("bad-schema", "tags_clash", "per_backend")
 
 lib.define("cuda_only(Tensor x) -> Tensor")
 lib.impl("cuda_only", double, "CUDA")
-pair("missing-kernel", "cuda_only", "per_backend")
+add("missing-kernel", "cuda_only", "per_backend")
 
 
 # ---- gradients
@@ -101,7 +126,7 @@ pair("missing-kernel", "cuda_only", "per_backend")
 lib.define("no_gradient(Tensor x) -> Tensor")
 lib.impl("no_gradient", double, "CPU")
 torch.library.register_fake(f"{NS}::no_gradient", lambda x: x.new_empty(x.shape), lib=lib)
-pair("missing-autograd", "no_gradient", "good_double")
+add("missing-autograd", "no_gradient", "good_double")
 
 
 def square(x: Tensor) -> Tensor:
@@ -110,7 +135,7 @@ def square(x: Tensor) -> Tensor:
 
 op("square", square, backward=lambda ctx, grad: 2 * grad * ctx.saved_tensors[0], setup=save_first)
 op("square_wrong", square, backward=lambda ctx, grad: grad * ctx.saved_tensors[0], setup=save_first)
-pair("wrong-gradient", "square_wrong", "square")
+add("wrong-gradient", "square_wrong", "square")
 
 
 def _dense_only(ctx, grad):
@@ -123,7 +148,7 @@ def _dense_only(ctx, grad):
 
 
 op("double_dense_gradient", double, backward=_dense_only, setup=lambda ctx, inputs, output: None)
-pair("gradient-layout", "double_dense_gradient", "good_double")
+add("gradient-layout", "double_dense_gradient", "good_double")
 
 
 def _blind(ctx, grad):
@@ -132,7 +157,7 @@ def _blind(ctx, grad):
 
 
 op("square_once", square, backward=_blind, setup=save_first)
-pair("double-backward", "square_once", "square")
+add("double-backward", "square_once", "square")
 
 
 # ---- mutation and aliasing
@@ -145,11 +170,11 @@ def count(x: Tensor, total: Tensor) -> Tensor:
 
 op("count_hidden", count)
 op("count_declared", count, mutates=("total",))
-pair("undeclared-mutation", "count_hidden", "count_declared")
+add("undeclared-mutation", "count_hidden", "count_declared")
 
 op("double_writes", double, mutates="unknown")
 op("count_some", count, mutates=("total",))
-pair("overdeclared-mutation", "double_writes", "count_some")
+add("overdeclared-mutation", "double_writes", "count_some")
 
 lib.define("halves(Tensor x) -> (Tensor, Tensor)")
 lib.define("halves_fresh(Tensor x) -> (Tensor, Tensor)")
@@ -169,7 +194,7 @@ lib.impl("halves", halves, "CPU")
 lib.impl("halves_fresh", lambda x: tuple(part.clone() for part in halves(x)), "CPU")
 for name in ("halves", "halves_fresh"):
     torch.library.register_fake(f"{NS}::{name}", _halves_fake, lib=lib)
-pair("output-alias", "halves", "halves_fresh")
+add("output-alias", "halves", "halves_fresh")
 
 
 # ---- values and memory
@@ -181,7 +206,7 @@ def noisy(x: Tensor) -> Tensor:
 
 op("noisy", noisy)
 op("noisy_tagged", noisy, tags=(torch.Tag.nondeterministic_seeded,))
-pair("unstable-result", "noisy", "noisy_tagged")
+add("unstable-result", "noisy", "noisy_tagged")
 
 
 def half_written(x: Tensor) -> Tensor:
@@ -191,7 +216,7 @@ def half_written(x: Tensor) -> Tensor:
 
 
 op("half_written", half_written)
-pair("unstable-result", "half_written", "good_double", check="unstable-result:memory")
+add("unstable-result", "half_written", "good_double", name="unstable-result: memory")
 
 
 def _floats(x: Tensor, extra: int):
@@ -212,7 +237,7 @@ def sum_exact(x: Tensor) -> Tensor:
 
 op("sum_too_far", sum_too_far, fake=lambda x: x.new_empty(()))
 op("sum_exact", sum_exact, fake=lambda x: x.new_empty(()))
-pair("out-of-bounds", "sum_too_far", "sum_exact")
+add("out-of-bounds", "sum_too_far", "sum_exact")
 
 
 def reads_dense(x: Tensor) -> Tensor:
@@ -228,7 +253,7 @@ def reads_dense(x: Tensor) -> Tensor:
 
 
 op("reads_dense", reads_dense)
-pair("layout-assumed", "reads_dense", "good_double")
+add("layout-assumed", "reads_dense", "good_double")
 
 
 def wants_aligned(x: Tensor) -> Tensor:
@@ -238,7 +263,7 @@ def wants_aligned(x: Tensor) -> Tensor:
 
 
 op("wants_aligned", wants_aligned)
-pair("misaligned", "wants_aligned", "good_double")
+add("misaligned", "wants_aligned", "good_double")
 
 
 def divides(x: Tensor) -> Tensor:
@@ -249,7 +274,7 @@ def divides(x: Tensor) -> Tensor:
 
 
 op("divides", divides)
-pair("empty-input", "divides", "good_double")
+add("empty-input", "divides", "good_double")
 
 
 def int_offsets(x: Tensor) -> Tensor:
@@ -263,7 +288,7 @@ def int_offsets(x: Tensor) -> Tensor:
 
 
 op("int_offsets", int_offsets)
-pair("index-overflow", "int_offsets", "good_double")
+add("index-overflow", "int_offsets", "good_double")
 
 
 def under_autocast(x: Tensor) -> Tensor:
@@ -272,7 +297,7 @@ def under_autocast(x: Tensor) -> Tensor:
 
 
 op("under_autocast", under_autocast)
-pair("autocast", "under_autocast", "good_double")
+add("autocast", "under_autocast", "good_double")
 
 seen: list[float] = []
 
@@ -288,7 +313,7 @@ from torch._library.effects import EffectType  # noqa: E402
 torch.library._register_effectful_op(f"{NS}::note_declared", EffectType.ORDERED) if hasattr(
     torch.library, "_register_effectful_op"
 ) else None
-pair("dropped-effect", "note", "note_declared")
+add("dropped-effect", "note", "note_declared")
 
 
 def positive(x: Tensor) -> Tensor:
@@ -296,7 +321,9 @@ def positive(x: Tensor) -> Tensor:
 
 
 op("positive", positive, fake=lambda x: x.new_empty(torch.library.get_ctx().new_dynamic_size()))
-pair("data-dependent-shape", "positive", "good_double")
+op("positive_fixed", positive, fake=lambda x: x.new_empty(x.numel()))
+add("data-dependent-shape", "positive", "good_double", notes=True)
+add("data-dependent-shape", "positive_fixed", "positive", name="data-dependent-shape: fixed")
 
 
 # ---- ops that take their process down
@@ -311,6 +338,18 @@ def leaves_process(x: Tensor) -> Tensor:
     import os
 
     os._exit(3)
+
+
+def exits(x: Tensor) -> Tensor:
+    raise SystemExit(4)
+
+
+def kills_itself(x: Tensor) -> Tensor:
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGKILL)
+    return x
 
 
 def crashes(x: Tensor) -> Tensor:
@@ -329,8 +368,17 @@ def eats_memory(x: Tensor) -> Tensor:
     return x * 2
 
 
+def eats_memory_slowly(x: Tensor) -> Tensor:
+    kept = []
+    while True:
+        kept.append(torch.ones(1 << 26, dtype=torch.uint8))
+
+
 for _name, _fn in (
     ("hangs", hangs),
+    ("exits", exits),
+    ("kills_itself", kills_itself),
+    ("eats_memory_slowly", eats_memory_slowly),
     ("leaves_process", leaves_process),
     ("crashes", crashes),
     ("crashes_when_empty", crashes_when_empty),

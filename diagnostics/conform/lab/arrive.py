@@ -1,0 +1,65 @@
+"""How an op comes into a process: the modules and libraries that register it, as lines of a script and as names."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from opgraft.diagnostics import _compat
+from opgraft.diagnostics.conform.lab.facts import OpFacts
+
+
+def _importable(name: str) -> bool:
+    if not name or name in ("__main__", "__mp_main__") or name.startswith("torch."):
+        return False
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+@cache
+def _mentions(library: str, words: tuple[bytes, ...]) -> bool:
+    try:
+        content = Path(library).read_bytes()
+    except OSError:
+        return False
+    return all(word in content for word in words)
+
+
+def registrars(facts: OpFacts, given: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """What to import or load so that the op is there: what was given, else what its registration shows; ``()`` where
+    that is the script itself or not known."""
+    if given:
+        return given
+    spec = facts.spec
+    modules = [getattr(spec.reference, "__module__", "")] if spec is not None else []
+    modules.append(getattr(_compat.python_kernel(facts.op), "__module__", ""))
+    for module in modules:
+        if _importable(module):
+            return (module,)
+        path = getattr(sys.modules.get(module), "__file__", None)
+        if module not in ("__main__", "") and isinstance(path, str) and path.endswith(".py"):
+            return (path,)
+    base = facts.name.partition("::")[2].partition(".")[0]
+    words = (facts.namespace.encode(), base.encode())
+    libraries = sorted(str(path) for path in getattr(torch.ops, "loaded_libraries", ()))
+    return tuple(library for library in libraries if _mentions(library, words))
+
+
+def lines(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The statements of a script that do it."""
+    found: list[str] = []
+    for name in names:
+        if name.endswith(".so"):
+            found.append(f"torch.ops.load_library({name!r})")
+        elif name.endswith(".py"):
+            path = Path(name).resolve()
+            found += ["import sys", f"sys.path.insert(0, {str(path.parent)!r})", f"import {path.stem}"]
+        else:
+            found.append(f"import {name}")
+    return tuple(found)

@@ -1,0 +1,112 @@
+"""The last lines of a snippet: what shows the fault, as an assertion that fails where the fault is.
+
+Placeholders: ``{call}`` is the call; ``{dense}`` and ``{faked}`` the call on contiguous copies and on fake tensors,
+``{wide}`` on float64; ``{op}`` the overload, ``{args}`` the arguments, ``{names}`` the tensors.
+"""
+
+from __future__ import annotations
+
+PLAIN = "print({call})"
+
+_PARTS = """\
+def parts(value):
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+"""
+
+_CLOSE = "torch.testing.assert_close({call}, {dense}, equal_nan=True)"
+
+TAILS: dict[str, str] = {
+    "undeclared-mutation": """\
+before = [tensor.clone() for tensor in ({names},)]
+{call}
+for old, new in zip(before, ({names},)):
+    torch.testing.assert_close(new, old, rtol=0, atol=0, equal_nan=True)""",
+    "overdeclared-mutation": """\
+before = [tensor.clone() for tensor in ({names},)]
+{call}
+written = [not torch.equal(old, new) for old, new in zip(before, ({names},))]
+assert any(written), "the schema says that an argument is written, and none was: {schema}\"""",
+    "output-alias": _PARTS
+    + """\
+places = [part.untyped_storage().data_ptr() for part in parts([{call}, {names}]) if part.numel()]
+assert len(set(places)) == len(places), "a result shares its memory\"""",
+    "unstable-result": """\
+first = {call}
+torch.testing.assert_close({call}, first, rtol=0, atol=0, equal_nan=True)""",
+    "unwritten": """\
+first = {call}
+torch.use_deterministic_algorithms(True)
+torch.utils.deterministic.fill_uninitialized_memory = True  # fresh memory holds NaN, or the largest integer
+torch.testing.assert_close({call}, first)""",
+    "out-of-bounds": _PARTS
+    + """\
+def call(byte):
+    # every tensor in the middle of memory that holds this byte
+    around = [torch.full((t.nbytes + 8192,), byte, dtype=torch.uint8) for t in ({names},)]
+    {names}, = [a[4096:-4096].view(t.dtype).view(t.shape).copy_(t) for a, t in zip(around, ({names},))]
+    result = {call}
+    assert all((a[:4096] == byte).all() and (a[-4096:] == byte).all() for a in around), "written outside a tensor"
+    return parts(result)
+torch.testing.assert_close(call(0x84), call(0x4E), rtol=0, atol=0, equal_nan=True)""",
+    "missing-fake": """\
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode() as mode:
+    {faked}""",
+    "fake-mismatch": _PARTS
+    + """\
+def facts(value):
+    return [(tuple(t.shape), t.stride(), t.dtype, t.device.type, t.storage_offset()) for t in parts(value)]
+from torch._subclasses.fake_tensor import FakeTensorMode
+with torch.no_grad(), FakeTensorMode() as mode:
+    said = facts({faked})
+with torch.no_grad():
+    found = facts({call})
+assert found == said, (found, said)""",
+    "fake-specializes": """\
+for tensor in ({names},):
+    for dim, size in enumerate(tensor.shape):
+        if size > 1:
+            torch._dynamo.mark_dynamic(tensor, dim)
+torch.compile(lambda {names}: {call}, backend="eager", fullgraph=True)({names})""",
+    "layout-assumed": _CLOSE,
+    "misaligned": _CLOSE,
+    "index-overflow": _CLOSE,
+    "wrong-value": """\
+from opgraft.registry import find
+reference = find({op}).reference
+torch.testing.assert_close({call}, reference({args}), equal_nan=True)""",
+    "missing-autograd": _PARTS
+    + """\
+for tensor in ({names},):
+    if tensor.dtype.is_floating_point:
+        tensor.requires_grad_()
+sum(part.sum() for part in parts({call}) if part.dtype.is_floating_point).backward()
+assert any(tensor.grad is not None for tensor in ({names},))""",
+    "wrong-gradient": "sum(part.sum() for part in torch.utils._pytree.tree_leaves({call})).backward()",
+    "finite-differences": "torch.autograd.gradcheck(lambda {names}: {call}, ({wide}))",
+    "gradient-layout": _PARTS
+    + """\
+result = next(part for part in parts({call}) if part.requires_grad)
+inputs = [tensor for tensor in ({names},) if tensor.requires_grad]
+steady = torch.randn(result.shape).to(result)
+wide = torch.full((*result.shape[:-1], 2 * result.shape[-1] + 1), 7.0).to(result) if result.dim() else steady
+part = wide[..., : result.shape[-1]].copy_(steady) if result.dim() else steady
+for grad in (torch.full((), 0.75).to(result).expand(result.shape), part, steady.mT.contiguous().mT):
+    found = torch.autograd.grad(result, inputs, grad, retain_graph=True)
+    dense = torch.autograd.grad(result, inputs, grad.contiguous(), retain_graph=True)
+    torch.testing.assert_close(found, dense)""",
+    "double-backward": "torch.autograd.gradgradcheck(lambda {names}: {call}, ({wide}))",
+    "autocast": """\
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    found = {call}
+torch.testing.assert_close(found.dtype, ({call}).dtype)""",
+    "vmap": """\
+batch = torch.vmap(lambda {names}: {call}, randomness="same")(*[torch.stack([t, t / 2, t / 4]) for t in ({names},)])
+rows = [(lambda {names}: {call})(*[tensor * scale for tensor in ({names},)]) for scale in (1, 0.5, 0.25)]
+torch.testing.assert_close(batch, torch.stack(rows))""",
+}
+
+
+def tail(kind: str) -> str:
+    """What shows a fault of this kind, where the check that found it says nothing better."""
+    return TAILS.get(kind, PLAIN)

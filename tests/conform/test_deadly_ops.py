@@ -1,0 +1,45 @@
+"""An op that crashes, hangs, leaves, or wants all memory is a finding, and never the end of the doctor."""
+
+from __future__ import annotations
+
+import pytest
+
+from opgraft.diagnostics.conform.lab.examine import Plan, examine
+from opgraft.diagnostics.conform.lab.facts import facts_of
+from opgraft.diagnostics.conform.lab.order import Check
+from opgraft.registry import resolve
+from tests.conform.ops import faulty  # noqa: F401
+
+
+def run(name: str, *checks: str):
+    return examine(Plan(facts=facts_of(resolve(name)), seconds=60.0), [Check(check) for check in checks])
+
+
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [
+        ("crashes", "SIGSEGV"),
+        ("leaves_process", "exit code 3"),
+        ("exits", "exit code 4"),
+        ("kills_itself", "SIGKILL"),
+        ("hangs", "did not come back"),
+    ],
+)
+def test_a_deadly_op_is_a_finding(op: str, words: str) -> None:
+    findings, results = run(f"faulty::{op}", "undeclared_mutation")
+    assert [finding for finding in findings if words in finding.message]
+    assert results
+
+
+def test_what_was_found_before_a_crash_is_kept() -> None:
+    findings, results = run("faulty::crashes_when_empty", "missing_autograd", "empty_input", "misaligned")
+    assert {"missing-autograd", "empty-input"} <= {finding.kind for finding in findings}
+    assert {result.check: result.outcome for result in results}["misaligned"] == "pass"
+
+
+@pytest.mark.parametrize("op", ["eats_memory", "eats_memory_slowly"])
+def test_an_op_that_wants_too_much_memory_is_refused(op: str) -> None:
+    findings, results = run(f"faulty::{op}", "undeclared_mutation")
+    said = " ".join([results[0].detail, *(finding.message for finding in findings)])
+    assert results[0].outcome in ("not-run", "fail")
+    assert any(word in said for word in ("memory", "alloc", "SIG", "MemoryError")), said
