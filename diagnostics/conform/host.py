@@ -1,6 +1,7 @@
 """A process that imports the modules which register ops, and examines the ops in forks of itself.
 
-``opgraft doctor`` starts it, so that not even an import can take the command down.
+``opgraft doctor`` starts it, so that not even an import can take the command down; ``opgraft explain`` does where the
+program itself uses CUDA and cannot be forked.
 """
 
 from __future__ import annotations
@@ -13,13 +14,39 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from opgraft.diagnostics.conform.lab.arrive import place_of
 from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.model import CheckResult, Finding, Report
+from opgraft.diagnostics.model import CheckResult, Finding, Location, Report
+
+# compute-sanitizer makes kernels and their loading so many times slower.
+SANITIZED = 8.0
+# What starting Python, torch and the modules takes at most.
+START_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One op to examine: ``cases`` and ``met`` are those of a run where ``recorded``."""
+
+    name: str
+    cases: tuple[Case, ...] = ()
+    met: frozenset[str] = frozenset()
+    device: str = "cpu"
+    imports: tuple[str, ...] = ()
+    recorded: bool = True
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What was found about one op; one line of the answer's file."""
+
+    findings: tuple[Finding, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
 
 
 def examine_elsewhere(
@@ -43,25 +70,46 @@ def examine_elsewhere(
 
     from opgraft.diagnostics.conform.doctor import report
 
+    asked = [Asked(name=op, cases=cases, device=device, imports=tuple(imports), recorded=False) for op in ops]
+    said: list[str] = []
+    parts = examine_asked(asked, thorough=thorough, seconds=seconds, wrap=wrap, said=said)
+    findings = [finding for part in parts for finding in part.findings]
+    results = [result for part in parts for result in part.checks]
+    made = report(findings, results, torch.device(device))
+    return msgspec.structs.replace(made, degraded=_sanitizer_words(said[0])) if wrap else made
+
+
+def examine_asked(
+    asked: Sequence[Asked],
+    *,
+    script: str = "",
+    thorough: bool = False,
+    seconds: float = 30.0,
+    wrap: Sequence[str] = (),
+    said: list[str] | None = None,
+) -> list[Answer]:
+    """Examines ops in one other process; an op that it does not come to is said to be not run, and why.
+
+    Args:
+        script: a program whose registrations are repeated there; see ``lab.replay``.
+        seconds: for each op.
+        said: receives what the process printed.
+    """
+    import torch
+
+    limit = seconds * (SANITIZED if wrap else 1.0)
     with tempfile.TemporaryDirectory(prefix="opgraft-doctor-") as folder:
         request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
-        saved = ""
-        if cases:
-            from opgraft.diagnostics.conform.lab.saved import save_cases
-
-            saved = str(Path(folder) / "cases")
-            save_cases(Path(saved), cases)
-        libraries = [str(path) for path in getattr(torch.ops, "loaded_libraries", ())]
         request.write_text(
             json.dumps(
                 {
-                    "ops": list(ops),
-                    "imports": list(imports),
-                    "libraries": libraries,
-                    "device": device,
+                    "ops": [_written(one, Path(folder) / f"cases{index}") for index, one in enumerate(asked)],
+                    "imports": sorted({name for one in asked for name in one.imports}),
+                    "libraries": [str(path) for path in getattr(torch.ops, "loaded_libraries", ())],
+                    "script": script,
                     "thorough": thorough,
-                    "seconds": seconds,
-                    "cases": saved,
+                    "seconds": limit,
+                    "patience": SANITIZED if wrap else 1.0,
                 }
             )
         )
@@ -72,7 +120,12 @@ def examine_elsewhere(
         trouble, output = "", ""
         try:
             done = subprocess.run(
-                command, env=environment, timeout=seconds * len(ops) * 1.5 + 120, capture_output=True, text=True
+                command,
+                env=environment,
+                timeout=limit * len(asked) * 1.5 + START_SECONDS,
+                capture_output=True,
+                text=True,
+                errors="replace",
             )
             output = done.stdout + done.stderr
             if done.returncode:
@@ -80,29 +133,57 @@ def examine_elsewhere(
                 trouble = lines[-1] if lines else f"it ended with {done.returncode}"
         except subprocess.TimeoutExpired:
             trouble = "it did not come back in time"
-        findings: list[Finding] = []
-        results: list[CheckResult] = []
+        if said is not None:
+            said.append(output)
+        parts: list[Answer] = []
         if answer.exists():
+            # The last line may be cut where the process died.
             for line in answer.read_text().splitlines():
-                part: Answer = msgspec.json.decode(line, type=Answer)
-                findings += part.findings
-                results += part.checks
-        for op in ops:
-            if not any(result.op == op for result in results):
-                results.append(CheckResult(op=op, check="all", outcome="not-run", detail=trouble or "it said nothing"))
-        made = report(findings, results, torch.device(device))
-        return msgspec.structs.replace(made, degraded=_sanitizer_words(output) if wrap else ())
+                try:
+                    parts.append(msgspec.json.decode(line, type=Answer))
+                except msgspec.DecodeError:
+                    trouble = trouble or "its answer was cut off"
+    answered = {result.op for part in parts for result in part.checks}
+    for one in asked:
+        if one.name not in answered:
+            why = trouble or "it said nothing"
+            parts.append(Answer(checks=(CheckResult(op=one.name, check="all", outcome="not-run", detail=why),)))
+    return parts
+
+
+def _written(one: Asked, path: Path) -> dict[str, Any]:
+    """An op as the request holds it; its calls go to files beside it."""
+    from opgraft.diagnostics.conform.lab.saved import save_cases
+
+    entry: dict[str, Any] = {
+        "name": one.name,
+        "met": sorted(one.met),
+        "device": one.device,
+        "imports": list(one.imports),
+        "recorded": one.recorded,
+        "cases": "",
+        "trouble": "",
+        "location": msgspec.to_builtins(next((case.location for case in one.cases if case.location), None)),
+    }
+    if one.cases:
+        try:
+            save_cases(path, one.cases)
+            entry["cases"] = str(path)
+        except TypeError as error:
+            entry["trouble"] = str(error)
+    return entry
 
 
 def _sanitizer_words(output: str) -> tuple[str, ...]:
-    return tuple(line.strip() for line in output.splitlines() if line.startswith("=========") and "Invalid" in line)
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """What was found about one op; one line of the answer's file."""
-
-    findings: tuple[Finding, ...] = ()
-    checks: tuple[CheckResult, ...] = ()
+    """What the sanitizer saw, each access once, with how often."""
+    counts: dict[str, int] = {}
+    lines = [line.removeprefix("=========").strip() for line in output.splitlines() if line.startswith("=========")]
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("Invalid"):
+            where = after.partition("+0x")[0].removeprefix("at ").strip()
+            words = f"compute-sanitizer: {line} in {where}" if where else f"compute-sanitizer: {line}"
+            counts[words] = counts.get(words, 0) + 1
+    return tuple(f"{words} ({count} times)" if count > 1 else words for words, count in counts.items())
 
 
 def import_named(name: str) -> None:
@@ -112,63 +193,90 @@ def import_named(name: str) -> None:
 
         torch.ops.load_library(name)
     elif name.endswith(".py"):
+        folder, stem = place_of(name)
+        sys.path.insert(0, folder)
         path = Path(name).resolve()
-        sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
+        spec = importlib.util.spec_from_file_location(stem, path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{name} is no Python file")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
+        sys.modules[stem] = module
         spec.loader.exec_module(module)
     else:
         importlib.import_module(name)
 
 
-def main(request: dict[str, Any], answer: Path) -> int:
+def _arrive(request: dict[str, Any]) -> str:
+    """Imports and loads everything that registers the ops; what went wrong, else ``""``."""
     import torch
-
-    from opgraft.diagnostics.conform.doctor import owner
-    from opgraft.diagnostics.conform.lab.examine import Plan, examine
-    from opgraft.diagnostics.conform.lab.facts import facts_of
-    from opgraft.registry import resolve
 
     for name in request["imports"]:
         try:
             import_named(name)
         except Exception as error:
-            print(f"cannot import {name}: {type(error).__name__}: {error}")
-            return 2
+            return f"cannot import {name}: {type(error).__name__}: {error}"
     for path in request["libraries"]:
         try:
             torch.ops.load_library(path)
         except OSError as error:
             print(f"cannot load {path}: {error}")
-    cases: tuple[Case, ...] = ()
-    if request["cases"]:
-        from opgraft.diagnostics.conform.lab.saved import load_cases
+    if request["script"]:
+        from opgraft.diagnostics.conform.lab.replay import replay
 
-        cases = load_cases(Path(request["cases"]))
+        try:
+            replay(request["script"])
+        except (OSError, SyntaxError) as error:
+            print(f"cannot repeat the registrations of {request['script']}: {error}")
+    return ""
+
+
+def _examined(entry: dict[str, Any], request: dict[str, Any]) -> Answer:
+    import torch
+
+    from opgraft.diagnostics.conform.doctor import owner
+    from opgraft.diagnostics.conform.lab.examine import Plan, examine
+    from opgraft.diagnostics.conform.lab.facts import facts_of
+    from opgraft.diagnostics.conform.lab.saved import load_cases
+    from opgraft.registry import resolve
+
+    def absent(why: str) -> Answer:
+        return Answer(checks=(CheckResult(op=entry["name"], check="all", outcome="not-run", detail=why),))
+
+    if entry["trouble"]:
+        return absent(entry["trouble"])
+    try:
+        facts = facts_of(resolve(entry["name"]))
+    except LookupError as error:
+        return absent(f"{error}; it is registered while the program runs" if request["script"] else str(error))
+    return Answer(
+        *examine(
+            Plan(
+                facts=facts,
+                # Loaded in the fork, since the tensors may belong on a GPU, which this process must not touch.
+                load=(lambda: load_cases(Path(entry["cases"]))) if entry["cases"] else None,
+                device=torch.device(entry["device"]),
+                recorded=entry["recorded"],
+                thorough=request["thorough"],
+                seconds=request["seconds"],
+                met=frozenset(entry["met"]),
+                fresh=True,
+                imports=tuple(entry["imports"]),
+                patience=request["patience"],
+                place=msgspec.convert(entry["location"], Location | None),
+                distribution=owner(facts.spec),
+            )
+        )
+    )
+
+
+def main(request: dict[str, Any], answer: Path) -> int:
+    trouble = _arrive(request)
+    if trouble:
+        print(trouble)
+        return 2
     with answer.open("w") as lines:
-        for name in request["ops"]:
-            try:
-                facts = facts_of(resolve(name))
-            except LookupError as error:
-                part: Answer = Answer(checks=(CheckResult(op=name, check="all", outcome="not-run", detail=str(error)),))
-            else:
-                findings, results = examine(
-                    Plan(
-                        facts=facts,
-                        cases=cases,
-                        device=torch.device(request["device"]),
-                        thorough=request["thorough"],
-                        seconds=request["seconds"],
-                        fresh=True,
-                        imports=tuple(request["imports"]),
-                        distribution=owner(facts.spec),
-                    )
-                )
-                part = Answer(findings, results)
-            lines.write(msgspec.json.encode(part).decode() + "\n")
+        for entry in request["ops"]:
+            lines.write(msgspec.json.encode(_examined(entry, request)).decode() + "\n")
             lines.flush()
     return 0
 

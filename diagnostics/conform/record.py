@@ -88,13 +88,24 @@ def install(recording: Path) -> Callable[[], None]:
     return stop
 
 
+def _check_elsewhere(book: Book, stream: Any, seconds: float) -> None:
+    """Has the ops examined in another process, where CUDA is in use in this one."""
+    from opgraft.diagnostics.conform.lab.after import check_book_elsewhere
+
+    def send(message: isolate.Message) -> None:
+        stream.write(json.dumps(message) + "\n")
+        stream.flush()
+
+    try:
+        check_book_elsewhere(book, str(getattr(sys.modules.get("__main__"), "__file__", None) or ""), send, seconds)
+    except Exception as error:
+        send({"say": "not-run", "why": f"custom ops were not checked: {type(error).__name__}: {error}"})
+
+
 def _check(book: Book, kept: list[Graph], stream: Any, seconds: float = SECONDS) -> None:
     """Runs the checks in a fork and writes what they say."""
     if not isolate.can_fork():
-        stream.write(
-            json.dumps({"say": "not-run", "why": "CUDA is in use in the program: its ops were not run again"}) + "\n"
-        )
-        stream.flush()
+        _check_elsewhere(book, stream, seconds)
         return
 
     def work(send: isolate.Send) -> None:

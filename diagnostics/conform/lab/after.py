@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -10,14 +11,15 @@ import msgspec
 import torch
 
 from opgraft.diagnostics.conform.doctor import owner
-from opgraft.diagnostics.conform.lab import functions, incidents, met, recompile, references
+from opgraft.diagnostics.conform.host import Asked, examine_asked
+from opgraft.diagnostics.conform.lab import arrive, functions, incidents, met, recompile, references
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.examine import Plan, examine
 from opgraft.diagnostics.conform.lab.facts import facts_of
 from opgraft.diagnostics.conform.lab.graphs import Graph
 from opgraft.diagnostics.conform.lab.isolate import Send
 from opgraft.diagnostics.conform.lab.met import Book, Met
-from opgraft.diagnostics.conform.lab.tree import map_tensors
+from opgraft.diagnostics.conform.lab.tree import leaves
 from opgraft.diagnostics.model import CheckResult, Finding, Location
 from opgraft.registry import resolve
 
@@ -46,7 +48,7 @@ def check_book(book: Book, kept: list[Graph], send: Send, seconds: float) -> Non
             _result(send, CheckResult(op=name, check="all", outcome="not-run", detail=str(error)))
             continue
         facts = facts_of(overload)
-        cases = tuple(cases_of(mine, facts))
+        cases = tuple(cases_of(mine))
         plan = Plan(
             facts=facts,
             cases=cases,
@@ -64,6 +66,50 @@ def check_book(book: Book, kept: list[Graph], send: Send, seconds: float) -> Non
     for finding in (*incidents.of_events(book), *functions.writing_backwards()):
         _finding(send, finding)
     recompile.check_graphs(kept, send, stop - time.monotonic())
+
+
+def check_book_elsewhere(book: Book, script: str, send: Send, seconds: float) -> None:
+    """The same where this process cannot be forked, since it uses CUDA: the ops are registered again in another one,
+    and examined there on what was kept of their calls. Graphs are not compiled again.
+
+    Args:
+        script: the path of the program, whose registrations are repeated; ``""`` where there is none.
+    """
+    calls = located(book.calls.values(), book.events)
+    asked = []
+    for name in dict.fromkeys(call.name for call in calls):
+        mine = [call for call in calls if call.name == name]
+        for finding in incidents.of_calls(name, mine, book):
+            _finding(send, finding)
+        try:
+            facts = facts_of(resolve(name))
+        except LookupError as error:
+            _result(send, CheckResult(op=name, check="all", outcome="not-run", detail=str(error)))
+            continue
+        asked.append(
+            Asked(
+                name=name,
+                cases=tuple(cases_of(mine, rebuilt=False)),
+                met=flags(mine, book, facts),
+                device=next((place for call in mine for place in _places((call.args, call.kwargs))), "cpu"),
+                imports=arrive.registrars(facts),
+            )
+        )
+    for finding in (*incidents.of_events(book), *functions.writing_backwards()):
+        _finding(send, finding)
+    if asked:
+        share = min(SECONDS_OF_AN_OP, seconds / len(asked))
+        for part in examine_asked(asked, script=script, seconds=share):
+            for finding in part.findings:
+                _finding(send, finding)
+            for result in part.checks:
+                _result(send, result)
+
+
+def _places(value: Any) -> Iterable[str]:
+    """The devices of the kept tensors, CUDA first: an op with a tensor there is an op of CUDA."""
+    found = {leaf.device for leaf in leaves(value) if isinstance(leaf, met.Kept)}
+    return sorted(found, reverse=True)
 
 
 def _finding(send: Send, finding: Finding) -> None:
@@ -118,8 +164,6 @@ def located(calls: Iterable[Met], events: Iterable[dict[str, Any]] = ()) -> list
 
 def _with_flags(values: Any, flags: Any) -> Any:
     if isinstance(values, met.Kept) and isinstance(flags, met.Kept):
-        import dataclasses
-
         return dataclasses.replace(values, requires_grad=flags.requires_grad)
     if isinstance(values, (list, tuple)) and isinstance(flags, (list, tuple)):
         return type(values)(_with_flags(a, b) for a, b in zip(values, flags, strict=False))
@@ -128,8 +172,12 @@ def _with_flags(values: Any, flags: Any) -> Any:
     return values
 
 
-def cases_of(calls: list[Met], facts: Any) -> list[Case]:
-    """One case for each form of call: real ones first, and a traced one where no real one is like it."""
+def cases_of(calls: list[Met], rebuilt: bool = True) -> list[Case]:
+    """One case for each form of call: real ones first, and a traced one where no real one is like it.
+
+    Args:
+        rebuilt: with tensors; else with what was kept of them.
+    """
     found: list[Case] = []
     seen: set[Any] = set()
     for call in sorted(calls, key=lambda call: (call.how == "traced", call.order)):
@@ -140,9 +188,11 @@ def cases_of(calls: list[Met], facts: Any) -> list[Case]:
         if call.how == "traced" and (form, extra) in seen:
             continue
         seen.add((form, extra))
-        args, kwargs = met.rebuild((call.args, call.kwargs))
+        args, kwargs = call.args, call.kwargs
         if not call.grad:
-            args, kwargs = map_tensors(lambda tensor: tensor.detach(), (args, kwargs))
+            args, kwargs = _without_flags((args, kwargs))
+        if rebuilt:
+            args, kwargs = met.rebuild((args, kwargs))
         found.append(
             Case(
                 args=tuple(args),
@@ -155,8 +205,18 @@ def cases_of(calls: list[Met], facts: Any) -> list[Case]:
         )
         if len(found) >= CASES_OF_AN_OP:
             break
-    del facts
     return found
+
+
+def _without_flags(value: Any) -> Any:
+    """The same with no tensor that requires grad."""
+    if isinstance(value, met.Kept):
+        return dataclasses.replace(value, requires_grad=False)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_without_flags(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _without_flags(item) for key, item in value.items()}
+    return value
 
 
 def _flags(value: Any) -> tuple[Any, ...]:

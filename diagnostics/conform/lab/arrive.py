@@ -51,6 +51,14 @@ def registrars(facts: OpFacts, given: tuple[str, ...] = ()) -> tuple[str, ...]:
     return tuple(library for library in libraries if _mentions(library, words))
 
 
+def place_of(path: str) -> tuple[str, str]:
+    """The folder to put on ``sys.path`` and the module's name, for a Python file; a package's for its ``__init__``."""
+    file = Path(path).resolve()
+    if file.name == "__init__.py":
+        return str(file.parent.parent), file.parent.name
+    return str(file.parent), file.stem
+
+
 def lines(names: tuple[str, ...]) -> tuple[str, ...]:
     """The statements of a script that do it."""
     found: list[str] = []
@@ -58,8 +66,8 @@ def lines(names: tuple[str, ...]) -> tuple[str, ...]:
         if name.endswith(".so"):
             found.append(f"torch.ops.load_library({name!r})")
         elif name.endswith(".py"):
-            path = Path(name).resolve()
-            found += ["import sys", f"sys.path.insert(0, {str(path.parent)!r})", f"import {path.stem}"]
+            folder, stem = place_of(name)
+            found += ["import sys", f"sys.path.insert(0, {folder!r})", f"import {stem}"]
         else:
             found.append(f"import {name}")
     return tuple(found)

@@ -25,11 +25,9 @@ from opgraft.diagnostics.model import Severity
 
 # Types of an error that no kernel raises on purpose to refuse an input.
 ACCIDENTS = (ZeroDivisionError, IndexError, SystemError, RecursionError, UnboundLocalError, NameError, AttributeError)
-ACCIDENT_WORDS = ("INTERNAL ASSERT FAILED", "CUDA error", "cudaError", "invalid configuration", "illegal memory")
-
-
-# After one of these errors the device is of no use to this process any more.
-LOST_CONTEXT = ("misaligned address", "illegal memory access", "unspecified launch failure", "device-side assert")
+ACCIDENT_WORDS = ("INTERNAL ASSERT FAILED", "illegal memory")
+# What CUDA says of a launch that no device can do. Raised at the call it is a refusal, though no clear one.
+LAUNCH_WORDS = ("invalid configuration", "invalid argument", "CUDA error", "cudaError")
 
 
 class NotApplicable(Exception):  # noqa: N818 - no error: the check has nothing to say about this op
@@ -192,7 +190,7 @@ class Bench:
                 if self.device.type == "cuda":
                     torch.cuda.synchronize()
         except Exception as error:
-            if any(word in str(error) for word in LOST_CONTEXT):
+            if "CUDA" in str(error) and not device_works(self.device):
                 self.lost(str(error))
             return Result(None, args, kwargs, error, tuple(zones), allocations)
         return Result(outputs, args, kwargs, None, tuple(zones), allocations)
@@ -247,11 +245,29 @@ def cut(case: Case, old: int, new: int) -> Case | None:
     return replace(case, args=args, kwargs=kwargs)
 
 
-def refuses(error: BaseException | None) -> bool:
-    """The error says no to an input in words; it is no accident inside the kernel."""
+def device_works(device: torch.device) -> bool:
+    """Does the device still serve this process? After an illegal access nothing runs on it any more."""
+    if device.type != "cuda":
+        return True
+    try:
+        torch.zeros(1, device=device).add_(1)
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
+
+
+def refuses(error: BaseException | None, launch: bool = True) -> bool:
+    """The error says no to an input in words; it is no accident inside the kernel.
+
+    Args:
+        launch: a launch that the device refused counts as well.
+    """
     if error is None or isinstance(error, ACCIDENTS):
         return False
     text = str(error)
+    if not launch and any(word in text for word in LAUNCH_WORDS):
+        return False
     if isinstance(error, AssertionError) and not text:
         return False
     return not any(word in text for word in ACCIDENT_WORDS)

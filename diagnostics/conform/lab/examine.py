@@ -23,7 +23,7 @@ from opgraft.diagnostics.conform.lab.isolate import Ending, Message, Send, run_i
 from opgraft.diagnostics.conform.lab.order import Check, checks
 from opgraft.diagnostics.conform.lab.remedies import remedies
 from opgraft.diagnostics.kinds import KINDS
-from opgraft.diagnostics.model import Callee, CheckResult, Finding
+from opgraft.diagnostics.model import Callee, CheckResult, Finding, Location
 
 # A crash in a call that was varied this way is a fault of this kind.
 CRASH_KINDS = {"empty": "empty-input", "offset": "misaligned", "far": "index-overflow", "layout": "layout-assumed"}
@@ -31,7 +31,11 @@ MEMORY_BYTES = 6 << 30
 # A call that says nothing for so long hangs; a compile may take longer.
 SILENCE_SECONDS = 5.0
 COMPILE_SECONDS = 60.0
+# The first use of a GPU loads libraries and makes a context; that time is not the op's.
+START_SECONDS = 60.0
+SILENCE = {"compile": COMPILE_SECONDS, "start": START_SECONDS}
 ATTEMPTS = 8
+TIME_UP = "the time for this op was up"
 # Exit code of a fork whose device context an op has taken away.
 LOST_CODE = 86
 # Checks that say something about an op which takes no call that is known.
@@ -49,6 +53,9 @@ class Plan:
         cases: calls that are known (recorded or given); without any, the spec's samples or guesses are used.
         fresh: this process has run no kernel yet, so that a fork may use several threads.
         imports: modules, files and libraries that register the op, as the user named them.
+        patience: how many times longer than usual everything takes, under a sanitizer.
+        load: makes the calls that are known, in place of ``cases``.
+        place: where the calls that ``load`` makes are written.
     """
 
     facts: OpFacts
@@ -61,6 +68,14 @@ class Plan:
     fresh: bool = False
     distribution: str = "unknown"
     imports: tuple[str, ...] = ()
+    patience: float = 1.0
+    load: Callable[[], tuple[Case, ...]] | None = None
+    place: Location | None = None
+
+    @cached_property
+    def known(self) -> tuple[Case, ...]:
+        """The calls that are known. To be asked for in a fork only: ``load`` may put tensors on a GPU."""
+        return self.cases or (self.load() if self.load is not None else ())
 
     @cached_property
     def registrars(self) -> tuple[str, ...]:
@@ -70,8 +85,8 @@ class Plan:
 
 def candidates(plan: Plan) -> Iterator[Case]:
     """Calls to start from, the best known first."""
-    if plan.cases:
-        yield from plan.cases
+    if plan.known:
+        yield from plan.known
         return
     spec = plan.facts.spec
     if spec is not None and spec.samples is not None:
@@ -88,7 +103,7 @@ def accepted(plan: Plan, bench: Bench) -> tuple[tuple[Case, ...], str]:
     """The candidates that the op takes, and why there is none."""
     found: list[Case] = []
     last = "no call is known"
-    guessed = not plan.cases and (plan.facts.spec is None or plan.facts.spec.samples is None)
+    guessed = not plan.known and (plan.facts.spec is None or plan.facts.spec.samples is None)
     stop = time.monotonic() + plan.seconds / 5
     try:
         for case in candidates(plan):
@@ -146,6 +161,10 @@ def _prepare(plan: Plan) -> None:
     torch.set_default_device(None)
     torch.use_deterministic_algorithms(False)
     torch.set_autocast_enabled("cpu", False)
+    if plan.device.type == "cuda":
+        # The program that met the calls may hold the rest, and other forks want theirs.
+        free, total = torch.cuda.mem_get_info(plan.device)
+        torch.cuda.set_per_process_memory_fraction((0.5 if plan.recorded else 0.9) * free / total, plan.device)
     _compat.quiet_compiler()
 
 
@@ -153,7 +172,11 @@ def _work(
     plan: Plan, todo: tuple[Check, ...], avoid: frozenset[str], share: Callable[[str], float]
 ) -> Callable[[Send], None]:
     def work(send: Send) -> None:
+        send({"say": "check", "check": "", "doing": "start"})
         _prepare(plan)
+        if plan.device.type == "cuda":
+            torch.randn(8, device=plan.device).mul_(2).sum().item()
+        send({"say": "ready"})
 
         def announce(key: str, change: str, text: str) -> None:
             send({"say": "call", "key": key, "change": change, "text": text})
@@ -227,7 +250,10 @@ def _traced(error: Exception) -> str:
 
 @dataclass
 class _Notes:
-    """What the forks have said so far; ``died`` are the checks that a call took down, with how."""
+    """What the forks have said so far.
+
+    ``died`` are the checks that a call took down, with how; ``late`` the seconds until a device was ready.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     results: dict[str, CheckResult] = field(default_factory=dict)
@@ -236,6 +262,8 @@ class _Notes:
     change: str = ""
     text: str = ""
     lost: str = ""
+    began: float = 0.0
+    late: float = 0.0
     died: dict[str, str] = field(default_factory=dict)
 
 
@@ -246,11 +274,17 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
     avoid: frozenset[str] = frozenset()
     stop = time.monotonic() + plan.seconds
     op = plan.facts.name
+    reason = TIME_UP
+    # Kernels are loaded at their first launch.
+    patience = plan.patience * (3.0 if plan.device.type == "cuda" else 1.0)
 
     def receive(message: Message) -> None:
         say = message["say"]
         if say == "check":
-            notes.check, notes.key, notes.change = message["check"], "", ""
+            notes.check, notes.key, notes.change = message["check"], "", message.get("doing", "")
+        elif say == "ready":
+            notes.change = ""
+            notes.late += time.monotonic() - notes.began
         elif say == "call":
             notes.key, notes.change, notes.text = message["key"], message["change"], message["text"]
         elif say == "lost":
@@ -267,20 +301,21 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
             )
 
     for _ in range(ATTEMPTS):
-        left = stop - time.monotonic()
+        left = stop + notes.late - time.monotonic()
+        notes.began = time.monotonic()
         rest = tuple(check for check in todo if check.name not in notes.results)
         if not rest or left < 0.5:
             break
 
         def share(name: str, rest: tuple[Check, ...] = rest) -> float:
             waiting = sum(check.name not in notes.results for check in rest)
-            return max(plan.seconds / 10, (stop - time.monotonic()) / max(waiting, 1))
+            return max(plan.seconds / 10, (stop + notes.late - time.monotonic()) / max(waiting, 1))
 
         ending = run_isolated(
             _work(plan, rest, avoid, share),
             receive,
-            seconds=left + 2.0,
-            silence=lambda: COMPILE_SECONDS if notes.change == "compile" else SILENCE_SECONDS,
+            seconds=left + 2.0 + (START_SECONDS if plan.device.type == "cuda" else 0.0),
+            silence=lambda: patience * SILENCE.get(notes.change, SILENCE_SECONDS),
             memory_bytes=MEMORY_BYTES if plan.device.type == "cpu" else None,
         )
         if ending.how == "done":
@@ -294,13 +329,14 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
                 why = ending.detail.strip().splitlines()[-1:] or [ending.sentence]
                 notes.results[notes.check] = CheckResult(op=op, check=notes.check, outcome="not-run", detail=why[0])
                 continue
+            reason = (
+                "the device did not come up in time" if notes.change == "start" else ending.sentence or ending.detail
+            )
             break
         avoid = avoid | {notes.key}
         _fatal(plan, notes, ending)
     for check in todo:
-        notes.results.setdefault(
-            check.name, CheckResult(op=op, check=check.name, outcome="not-run", detail="the time for this op was up")
-        )
+        notes.results.setdefault(check.name, CheckResult(op=op, check=check.name, outcome="not-run", detail=reason))
     for name in notes.died.keys() & notes.results.keys():
         notes.results[name] = msgspec.structs.replace(notes.results[name], outcome="fail", detail=notes.died[name])
     return tuple(notes.findings), tuple(notes.results[check.name] for check in todo)
@@ -328,7 +364,7 @@ def _fatal(plan: Plan, notes: _Notes, ending: Ending) -> None:
         kind = "empty-input" if notes.change == "empty" else "wrong-value"
     arguments, _, source = notes.text.partition("\n")
     guessed = notes.key.startswith("generated")
-    case_location = next((case.location for case in plan.cases if case.location is not None), None)
+    case_location = plan.place or next((case.location for case in plan.cases if case.location is not None), None)
     notes.findings.append(
         Finding(
             kind=kind,

@@ -195,8 +195,11 @@ def _rebuild_tensor(kept: Kept) -> Any:
         storage[lead:] = kept.flat
         made = storage.as_strided(kept.shape, kept.stride, lead)
     elif kept.values is not None:
-        pages = mmap.mmap(-1, max((span + 64) * item, 1))
-        storage = torch.frombuffer(pages, dtype=kept.dtype)
+        if place == "cpu":
+            pages = mmap.mmap(-1, max((span + 64) * item, 1))
+            storage = torch.frombuffer(pages, dtype=kept.dtype)
+        else:
+            storage = torch.empty(span, dtype=kept.dtype, device=place)
         made = storage.as_strided(kept.shape, kept.stride, 0)
         made.copy_(kept.values)
     else:
