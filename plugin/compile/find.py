@@ -57,6 +57,9 @@ def _can_serve(
     wanted = [value_of(node) for node in match.outputs]
     if not all(is_plain(v) or isinstance(v, (int, torch.SymInt)) for v in values) or not all(map(is_plain, wanted)):
         return False
+    first = min(match.outputs)
+    if any(isinstance(a, torch.fx.Node) and not a < first for a in match.args):
+        return False  # the op stands where the first of its results is, and its arguments come later
     if not rule.differentiable and scope.grad and any(getattr(v, "requires_grad", False) for v in values):
         return False
     if not any(isinstance(v, torch.Tensor) and v.dtype in spec.dtypes for v in values):

@@ -71,14 +71,14 @@ def is_static(value: torch.Tensor) -> bool:
 def same_strides(left: Any, right: Any) -> bool:
     """True where the strides of two tensors agree. A dimension of size one has no stride to speak of."""
     pairs = zip(left.shape, left.stride(), right.stride(), strict=True)
-    return all(_same(a, b) or _same(size, 1) for size, a, b in pairs)
+    return all(same_size(a, b) or same_size(size, 1) for size, a, b in pairs)
 
 
 def _same_sizes(left: Any, right: Any) -> bool:
-    return all(_same(a, b) for a, b in zip(left, right, strict=True))
+    return all(same_size(a, b) for a, b in zip(left, right, strict=True))
 
 
-def _same(left: Any, right: Any) -> bool:
+def same_size(left: Any, right: Any) -> bool:
     """Equal without a guard: the same number, or the same expression."""
     if isinstance(left, torch.SymInt) or isinstance(right, torch.SymInt):
         return _compat.expression(left) == _compat.expression(right)

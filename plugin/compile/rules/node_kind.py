@@ -27,6 +27,32 @@ _KINDS = frozenset(
         "erf",
         "gelu",
         "silu",
+        "mean",
+        "sum",
+        "rsqrt",
+        "sqrt",
+        "rms_norm",
+        "cross_entropy",
+        "nll_loss",
+        "log_softmax",
+        "pad",
+        "constant_pad_nd",
+        "slice",
+        "select",
+        "getitem",
+        "stack",
+        "cat",
+        "movedim",
+        "transpose",
+        "abs",
+        "amax",
+        "max",
+        "clamp",
+        "clamp_min",
+        "clip",
+        "reciprocal",
+        "maximum",
+        "minimum",
         "linear",
         "conv1d",
         "conv2d",
@@ -51,7 +77,7 @@ _KINDS = frozenset(
 )
 CASTS = frozenset(["to", "float", "double", "half", "bfloat16", "type", "type_as", "_to_copy"])
 ORDER_KEEPING_VIEWS = frozenset(["view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous"])
-_ARITHMETIC = {getattr(operator, n): n for n in ("mul", "add", "sub", "neg", "pow", "truediv")}
+_ARITHMETIC = {getattr(operator, n): n for n in ("mul", "add", "sub", "neg", "pow", "truediv", "getitem")}
 
 
 def kind_of(node: Any) -> str | None:
