@@ -85,7 +85,8 @@ class Message(Event, frozen=True, kw_only=True, tag="message", omit_defaults=Tru
 
     ``instruction`` is the name of the bytecode instruction that was being traced; ``function_class`` is the class of
     the ``autograd.Function`` being traced and ``phase`` its ``forward`` or ``backward``, "" outside. ``inner`` are
-    frames that an op ran in Python on fake tensors when it failed, outermost first: its body or its fake."""
+    frames that an op ran in Python on fake tensors when it failed, outermost first: its body or its fake. ``raises``
+    says that the ``if`` at the innermost frame does nothing but raise."""
 
     number: int
     gb_type: str
@@ -98,6 +99,7 @@ class Message(Event, frozen=True, kw_only=True, tag="message", omit_defaults=Tru
     phase: str = ""
     function_class: str = ""
     inner: tuple[Location, ...] = ()
+    raises: bool = False
 
 
 class Broke(Event, frozen=True, kw_only=True, tag="broke", omit_defaults=True):

@@ -6,6 +6,7 @@ newest calls only."""
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections import deque
@@ -35,6 +36,7 @@ class GraphClock:
 
 
 _clocks: list[GraphClock] = []
+_record: list[Callable[[Call], None]] = []
 _sampling: list[CalleeTimes] = []
 _wanting: list[set[str]] = []
 _known: dict[int, Any] = {}
@@ -44,6 +46,7 @@ _installed: list[tuple[dict[str, Any], str, Any, Any]] = []
 def start(clock: GraphClock, existing: bool) -> None:
     """Lets ``clock`` see every graph call from now on; with ``existing`` also of graphs that were compiled before."""
     _clocks.append(clock)
+    _choose_record()
     if clock.callees is not None:
         _sampling.append(clock.callees)
     if existing:
@@ -57,6 +60,7 @@ def stop(clock: GraphClock) -> None:
     """Ends that; with the last clock every graph is put back as it was."""
     if clock in _clocks:
         _clocks.remove(clock)
+    _choose_record()
     if clock.callees in _sampling:
         _sampling.remove(clock.callees)
     _wanting[:] = [entered for entered in _wanting if entered is not clock.entered]
@@ -69,16 +73,42 @@ def stop(clock: GraphClock) -> None:
     _installed.clear()
 
 
-def mark_entry(callback: Any, caller: FrameType) -> None:
-    """A compiled callable is entered: where a step can begin. ``callback`` is torch's, one for each callable."""
-    now = time.perf_counter_ns()
+def listen_to_entries(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``original``, torch's function that every entered compiled callable asks for its callback, with the entry noted:
+    a step can begin there. It runs on every call of a compiled callable, so it does no more than it must."""
+    record, now, wanting, known = _record, time.perf_counter_ns, _wanting, _known
+
+    def _callback_from_stance(callback: Any) -> Any:
+        if callback:  # torch asks with None for every function that it keeps its tracer out of
+            time_ = now()
+            record[0]((ENTRY, time_, time_))
+            if wanting and id(callback) not in known:
+                _first_entry(callback, sys._getframe(1))
+        return original(callback)
+
+    return functools.update_wrapper(_callback_from_stance, original)
+
+
+def _first_entry(callback: Any, caller: FrameType) -> None:
+    """Notes which callable it is that has ``callback``, once a callable."""
+    _known[id(callback)] = callback  # kept alive, so that the id is not given again
+    where = _beginning(caller.f_locals.get("fn"))
+    for entered in _wanting:
+        entered.add(where)
+
+
+def _to_nobody(call: Call) -> None:
+    return
+
+
+def _to_all(call: Call) -> None:
     for clock in _clocks:
-        clock.append((ENTRY, now, now))
-    if _wanting and id(callback) not in _known:
-        _known[id(callback)] = callback  # kept alive, so that the id is not given again
-        where = _beginning(caller.f_locals.get("fn"))
-        for entered in _wanting:
-            entered.add(where)
+        clock.append(call)
+
+
+def _choose_record() -> None:
+    """One watcher is the rule: its deque gets the calls without a function in between."""
+    _record[:] = [_clocks[0].append if len(_clocks) == 1 else _to_all if _clocks else _to_nobody]
 
 
 def _beginning(function: Any) -> str:
@@ -118,20 +148,20 @@ def _wrap_existing() -> None:
 
 
 def _timed(graph: Callable[..., Any], identity: str) -> Callable[..., Any]:
-    clocks, sampling, now = _clocks, _sampling, time.perf_counter_ns
+    record, sampling, now = _record, _sampling, time.perf_counter_ns
 
     def compiled_graph(*args: Any, **kwargs: Any) -> Any:
-        for callees in sampling:
-            callees.enter_graph()
+        if sampling:
+            for callees in sampling:
+                callees.enter_graph()
         start = now()
         try:
             return graph(*args, **kwargs)
         finally:
-            call = (identity, start, now())
-            for clock in clocks:
-                clock.append(call)
-            for callees in sampling:
-                callees.leave_graph(identity)
+            record[0]((identity, start, now()))
+            if sampling:
+                for callees in sampling:
+                    callees.leave_graph(identity)
 
     _compat.skip_code(compiled_graph.__code__)
     return compiled_graph

@@ -79,15 +79,29 @@ def first_use(path: str, first_line: int, name: str) -> int:
     return min(found, default=0)
 
 
+def only_raises(path: str, line: int) -> bool:
+    """True where the ``if`` whose test is at ``line`` does nothing but raise: a check, not a choice."""
+    tree = _tree("".join(linecache.getlines(path)))
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.If) and node.lineno <= line <= (node.test.end_lineno or node.lineno):
+            return all(isinstance(statement, ast.Raise) for statement in node.body) and not node.orelse
+    return False
+
+
 @lru_cache(maxsize=64)
 def _function_at(source: str, first_line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return None
-    for node in ast.walk(tree):
+    tree = _tree(source)
+    for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             if first <= first_line <= node.body[0].lineno:
                 return node
     return None
+
+
+@lru_cache(maxsize=16)
+def _tree(source: str) -> ast.Module | None:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None

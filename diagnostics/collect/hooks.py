@@ -224,20 +224,8 @@ def _install_clock(module: Any) -> None:
 
 
 def _install_entries(module: Any) -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def _callback_from_stance(callback: Any) -> Any:
-            if callback is not None and callback is not False:
-                graphs.mark_entry(callback, sys._getframe(1))
-            return original(callback)
-
-        return _callback_from_stance
-
-    _replace(module, "_callback_from_stance", make, "a step is the shortest repeat of graphs: entries are not seen")
-
-
-def _tell_cudagraphs(event: CudagraphsSkipped) -> None:
-    tell(lambda listener: listener.event(event))
+    words = "a step is the shortest repeat of graphs: entries are not seen"
+    _replace(module, "_callback_from_stance", graphs.listen_to_entries, words)
 
 
 def _start_window(args: Any) -> None:
@@ -272,6 +260,10 @@ def _install_windows(module: Any) -> None:
                 callbacks.remove(callback)
 
     _undo.append(undo)
+
+
+def _tell_cudagraphs(event: CudagraphsSkipped) -> None:
+    tell(lambda listener: listener.event(event))
 
 
 def _install_cudagraphs(module: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect.callee import describe
 from opgraft.diagnostics.collect.events import Called, Message
+from opgraft.diagnostics.collect.guards import only_raises
 from opgraft.diagnostics.collect.place import changeable, from_summaries, own_prefixes, place
 from opgraft.diagnostics.model import Location
 
@@ -52,6 +53,7 @@ def read_message(number: int, gb_type: str, context: str, explanation: str, hint
         phase=phase,
         function_class=function_class,
         inner=_inner_frames(),
+        raises="JUMP" in instruction and bool(stack) and only_raises(stack[-1].path, stack[-1].line),
     )
 
 

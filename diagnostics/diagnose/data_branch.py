@@ -45,28 +45,49 @@ def match(incident: Incident) -> Verdict | None:
     """An incident at a jump on a tensor's value."""
     if not incident.gb_type.startswith(_TYPES) and "generic_jump" not in incident.gb_type:
         return None
-    word = incident.location.text.split()[0] if incident.location.text.split() else "this statement"
-    loop = word == "while"
-    text = (
-        "torch.while_loop(condition, body, operands)"
-        if loop
-        else "torch.cond(predicate, yes, no, operands), both giving tensors of one shape, dtype and layout"
-    )
-    if word == "assert":
-        text = "torch._assert_async(condition) checks on the device; torch.cond where a path depends on it"
+    word = (incident.location.text.split() or ["this statement"])[0]
+    check = word == "assert" or (incident.root is not None and incident.root.raises)
+    message = "the graph ends at the test, and each path is compiled by itself."
+    if check:
+        message = "it is a check that only raises, and the graph ends at it on every step."
     return Verdict(
         kind=KIND,
-        message=f"Python's control flow ({word.rstrip(':')}) depends on a tensor's value: the graph ends at the test, "
-        "and each path is compiled by itself.",
+        message=f"Python's control flow ({word.rstrip(':')}) depends on a tensor's value: {message}",
         location=incident.location,
         key=(KIND, incident.location.path, incident.location.line),
         severity="error" if incident.form == "failure" else "warning",
-        remedies=(
-            Remedy(id="use-torch-cond", text=text, price="both paths are traced and may not mutate their inputs"),
-            Remedy(
-                id="keep-on-device",
-                text="compute both results and pick with torch.where, or multiply by the condition",
-                price="both paths are computed",
-            ),
-        ),
+        remedies=_CHECK if check else (_loop() if word == "while" else _COND, _PICK),
     )
+
+
+def _loop() -> Remedy:
+    return Remedy(
+        id="use-torch-cond",
+        text="torch.while_loop(condition, body, operands)",
+        price="the body is traced once and may not mutate its inputs",
+    )
+
+
+_COND = Remedy(
+    id="use-torch-cond",
+    text="torch.cond(predicate, yes, no, operands), both giving tensors of one shape, dtype and layout",
+    price="both paths are traced and may not mutate their inputs",
+)
+_PICK = Remedy(
+    id="keep-on-device",
+    text="compute both results and pick with torch.where, or multiply by the condition",
+    price="both paths are computed",
+)
+_CHECK = (
+    Remedy(
+        id="keep-on-device",
+        text="torch._assert_async(condition, message) checks on the device without ending the graph; or check the "
+        "result behind the compiled region, every now and then",
+        price="the error comes later than the statement, on a GPU when the host next waits",
+    ),
+    Remedy(
+        id="use-torch-cond",
+        text="where a path follows from the check after all: torch.cond(predicate, yes, no, operands)",
+        price="both paths are traced and may not mutate their inputs",
+    ),
+)

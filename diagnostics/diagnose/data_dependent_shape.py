@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import re
 
-from opgraft.diagnostics.diagnose.incident import Incident, Verdict
+from opgraft.diagnostics.diagnose.incident import Incident, Verdict, statement
 from opgraft.diagnostics.diagnose.missing_fake import qualified
 from opgraft.diagnostics.model import Callee, Remedy
 
@@ -79,17 +79,30 @@ def match(incident: Incident) -> Verdict | None:
         key=(KIND, incident.location.path, incident.location.line),
         severity="error" if fails else "warning",
         callee=Callee(name=op, owner="op" if own else "torch") if op else None,
-        remedies=REMEDIES,
+        remedies=_remedies(op, incident),
         evidence=("the limit holds for torch's own ops alike: the op is not at fault",) if not own else (),
     )
 
 
-REMEDIES = (
-    Remedy(
-        id="use-upper-bound",
-        text="give a fixed number of rows with a mask or a count on the device, and cut after the compiled region",
-        price="some padding",
-    ),
+_UPPER_BOUND = {
+    "aten::nonzero": "torch.nonzero_static(x, size=rows, fill_value=...) gives a fixed number of rows",
+    "aten::masked_select": "torch.where(mask, x, 0) keeps every row",
+    "aten::repeat_interleave": "repeat_interleave(..., output_size=rows) takes the number of rows from Python",
+    "aten::bincount": "torch.zeros(classes).scatter_add_(0, index, ones) has one row for each class",
+}
+
+
+def _remedies(op: str, incident: Incident) -> tuple[Remedy, ...]:
+    """The remedies with the fixed-size form of the very operator first, where it has one."""
+    known = _UPPER_BOUND.get(op, "")
+    if op == "aten::nonzero" and "nonzero" not in statement(incident.location):  # x[mask] asks for it too
+        known = "torch.where(mask, x, 0) or multiplying by the mask keeps every row"
+    text = "give a fixed number of rows with a mask or a count on the device, and cut after the compiled region"
+    first = Remedy(id="use-upper-bound", text=f"{known}; or {text}" if known else text, price="some padding")
+    return (first, *_OTHERS)
+
+
+_OTHERS = (
     Remedy(
         id="capture-dynamic-size",
         text="torch._dynamo.config.capture_dynamic_output_shape_ops = True; torch._check gives bounds",
