@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
+import msgspec
 from rich.console import Console
-from rich.text import Text
 
+from opgraft.diagnostics.collect.explaining import Outputs, Shown, unwritable, write_outputs
 from opgraft.diagnostics.conform.doctor import SECONDS, THOROUGH_SECONDS
 from opgraft.diagnostics.conform.host import examine_elsewhere
-from opgraft.diagnostics.model import Finding, Report
-from opgraft.diagnostics.report.checks import print_checks
-from opgraft.diagnostics.report.html import write_html
-from opgraft.diagnostics.report.json import write_json
+from opgraft.diagnostics.model import Report
+from opgraft.diagnostics.report.terminal import print_report
 
 SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--target-processes", "all", "--print-limit", "20")
-_COLOUR = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+NO_SANITIZER = "compute-sanitizer is not installed: run without it"
 
 
 def run(
     ops: tuple[str, ...],
     *,
     imports: tuple[str, ...],
-    json: Path | None,
-    html: Path | None,
+    outputs: Outputs,
+    shown: Shown,
     thorough: bool,
     sanitizer: bool,
     device: str,
@@ -32,41 +30,30 @@ def run(
     console: Console,
 ) -> int:
     """Examines the ops, prints the findings and the table, writes the files. Returns the exit code."""
-    wrap: tuple[str, ...] = ()
-    if sanitizer:
-        if shutil.which(SANITIZER[0]) is None:
-            console.print("compute-sanitizer is not installed: running without it", style="yellow")
-        else:
-            wrap = SANITIZER
+    trouble = unwritable(outputs)
+    if trouble:
+        console.print(f"opgraft doctor: {trouble}", style="red")
+        return 2
+    there = shutil.which(SANITIZER[0]) is not None
     limit = seconds or (THOROUGH_SECONDS if thorough else SECONDS)
-    made = examine_elsewhere(ops, imports=imports, device=device, thorough=thorough, seconds=limit, wrap=wrap)
-    for finding in made.findings:
-        print_finding(finding, console)
-    print_checks(made.checks, console)
-    for line in made.degraded:
-        console.print(Text(line))
-    if json is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        write_json(made, json)
-    if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
-        write_html(made, html)
+    made = examine_elsewhere(
+        ops,
+        imports=imports,
+        device=device,
+        thorough=thorough,
+        seconds=limit,
+        wrap=SANITIZER if sanitizer and there else (),
+    )
+    if sanitizer and not there:
+        made = msgspec.structs.replace(made, degraded=(*made.degraded, NO_SANITIZER))
+    if not shown.quiet:
+        print_report(made, console=console, verbose=shown.verbose, notes=shown.notes, evidence=True)
+    written = write_outputs(made, outputs)
+    if written:
+        console.print(" · ".join(str(path) for path in written), style="dim", highlight=False)
     return 1 if any(finding.severity == "error" for finding in made.findings) or unknown(made) else 0
 
 
 def unknown(made: Report) -> bool:
+    """Was an op not examined at all?"""
     return any(result.check == "all" for result in made.checks)
-
-
-def print_finding(finding: Finding, console: Console) -> None:
-    """One finding: severity, code and kind, the sentence, where, what speaks for it, what to do."""
-    head = Text(f"{finding.severity.upper():8}", style=_COLOUR[finding.severity])
-    head.append(f"{finding.code} {finding.kind}  ", style="bold")
-    head.append(finding.message)
-    console.print(head)
-    console.print(Text(f"  {finding.location.path}:{finding.location.line}", style="dim"))
-    for line in finding.evidence:
-        console.print(Text("  " + line.replace("\n", "\n    ")))
-    for remedy in finding.remedies:
-        console.print(Text(f"  → {remedy.text}  [{remedy.id}]", style="green"))
-    console.print()

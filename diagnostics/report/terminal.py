@@ -16,9 +16,16 @@ _STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _WORD = {"error": "ERROR", "warning": "WARN ", "note": "NOTE "}
 
 
-def print_report(report: Report, *, console: Console | None = None, verbose: bool = False, notes: bool = False) -> None:
+def print_report(
+    report: Report,
+    *,
+    console: Console | None = None,
+    verbose: bool = False,
+    notes: bool = False,
+    evidence: bool = False,
+) -> None:
     """Prints the report. ``verbose`` adds stacks, torch's own messages and evidence; ``notes`` shows what is no more
-    than a note."""
+    than a note; ``evidence`` alone adds what speaks for each finding, such as the script that shows it."""
     console = console or Console()
     console.print(headline(report))
     ended = ending(report)
@@ -30,7 +37,7 @@ def print_report(report: Report, *, console: Console | None = None, verbose: boo
     shown = [found for found in report.findings if notes or found.severity != "note"]
     for found in shown:
         console.print()
-        _print_finding(found, console, verbose)
+        _print_finding(found, console, verbose, evidence)
     hidden = len(report.findings) - len(shown)
     if not report.findings:
         console.print(nothing(report))
@@ -71,6 +78,8 @@ def headline(report: Report) -> Text:
         words.append(count(causes, "cause"))
     if faults:
         words.append(count(faults, "fault"))
+    if run is None and report.checks:
+        words.insert(0, f"{count(len({result.op for result in report.checks}), 'op')} examined")
     line = Text(" · ".join(words) or "no run", style="bold")
     line.append(f"   torch {report.torch or '?'} · {report.device}", style="dim")
     return line
@@ -103,13 +112,16 @@ def explain_line(report: Report) -> str:
 
 def nothing(report: Report) -> Text:
     """What to say where there is no finding."""
+    if report.run is None and report.checks:
+        tried = sum(result.outcome in ("pass", "fail") for result in report.checks)
+        return Text(f"{count(tried, 'check')} made, nothing found.", style="green")
     if report.run is not None and report.run.graphs == 0:
         words = "Nothing was compiled in this run."
         return Text(f"{words} {report.run.advice}" if report.run.advice else words)
     return Text("No graph breaks, no failed compiles.", style="green")
 
 
-def _print_finding(found: Finding, console: Console, verbose: bool) -> None:
+def _print_finding(found: Finding, console: Console, verbose: bool, evidence: bool = False) -> None:
     width = console.width
     head = Text()
     head.append(f"{_WORD[found.severity]} {found.code} {found.kind}", style=_STYLE[found.severity])
@@ -130,6 +142,8 @@ def _print_finding(found: Finding, console: Console, verbose: bool) -> None:
         console.print(_bulleted("→", text))
     if verbose:
         _print_details(found, console)
+    elif evidence:
+        _print_evidence(found, console)
 
 
 def _bulleted(sign: str, text: Text) -> Table:
@@ -148,8 +162,16 @@ def _print_details(found: Finding, console: Console) -> None:
         console.print(
             _bulleted("", Text(f"torch: {cause.gb_type} — {' '.join(cause.context.split())[:200]}", style="dim"))
         )
+    _print_evidence(found, console)
+
+
+def _print_evidence(found: Finding, console: Console) -> None:
     for line in found.evidence:
-        console.print(_bulleted("·", Text(line, style="dim")))
+        first, *script = line.splitlines() or [""]
+        console.print(_bulleted("·", Text(first, style="dim")))
+        for row in script:
+            # A script is there to be copied: no line of it is broken.
+            console.print(Text(f"      {row}", style="dim"), soft_wrap=True)
 
 
 def excerpt(place: Location, width: int) -> tuple[Text, ...]:

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -20,6 +21,11 @@ def _importable(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError, AttributeError):
         return False
+
+
+def _file(module: ModuleType | None) -> str:
+    path = getattr(module, "__file__", None)
+    return path if isinstance(path, str) else ""
 
 
 @cache
@@ -39,11 +45,13 @@ def registrars(facts: OpFacts, given: tuple[str, ...] = ()) -> tuple[str, ...]:
     spec = facts.spec
     modules = [getattr(spec.reference, "__module__", "")] if spec is not None else []
     modules.append(getattr(_compat.python_kernel(facts.op), "__module__", ""))
+    # A Library object of Python's leaves the file that made it.
+    modules += [name for name, module in list(sys.modules.items()) if _file(module) == facts.location.path]
     for module in modules:
         if _importable(module):
             return (module,)
-        path = getattr(sys.modules.get(module), "__file__", None)
-        if module not in ("__main__", "") and isinstance(path, str) and path.endswith(".py"):
+        path = _file(sys.modules.get(module))
+        if module not in ("__main__", "__mp_main__", "") and path.endswith(".py"):
             return (path,)
     base = facts.name.partition("::")[2].partition(".")[0]
     words = (facts.namespace.encode(), base.encode())

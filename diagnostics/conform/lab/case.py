@@ -13,6 +13,7 @@ from opgraft.diagnostics.model import Location
 
 # Values of up to so many elements are printed out; larger ones are drawn at random in the snippet.
 PRINTED_ELEMENTS = 12
+SPARSE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,12 @@ def tensor_source(tensor: torch.Tensor) -> str:
         return f"...  # {tensor.layout} tensor of shape {tuple(tensor.shape)}"
     elements, offset = span(tensor), tensor.storage_offset()
     plain = tensor.is_contiguous() and offset == 0
+    if (elements + offset) * tensor.element_size() > SPARSE_BYTES and not plain:
+        # Memory that is never touched costs nothing.
+        near = tensor_source(tensor.detach().clone(memory_format=torch.contiguous_format))
+        source = f"torch.empty({elements + offset}{_dtype(tensor.dtype)}{device})"
+        source += f".as_strided({tuple(tensor.shape)}, {tuple(tensor.stride())}, {offset}).copy_({near})"
+        return source + (".requires_grad_()" if tensor.requires_grad else "")
     shape = tuple(tensor.shape) if plain else (elements + offset,)
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         narrow = tensor.dtype.is_floating_point and torch.finfo(tensor.dtype).bits < 16
@@ -166,7 +173,7 @@ def snippet(name: str, case: Case, tail: str = "print({call})", arrive: tuple[st
     for mark, value in filled.items():
         text = text.replace(mark, value)
     body = text.splitlines()
-    if case.autocast:
+    if case.autocast and "autocast" not in tail:
         body = [f"with torch.autocast('cpu', dtype=torch.{case.autocast}):", *(f"    {line}" for line in body)]
     return "\n".join([*lines, *sources, *body])
 

@@ -12,6 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from opgraft.diagnostics import _compat
+from opgraft.diagnostics.collect.place import place
 from opgraft.diagnostics.model import Location
 from opgraft.registry import OpSpec, find, qualified_name
 
@@ -111,9 +112,9 @@ class OpFacts:
         if kernel is not None:
             code = inspect.unwrap(kernel).__code__ if hasattr(inspect.unwrap(kernel), "__code__") else None
             if code is not None:
-                return Location(path=code.co_filename, line=code.co_firstlineno, function=code.co_name)
+                return place(code.co_filename, code.co_firstlineno, code.co_name)
         path, line = _compat.registered_at(self.op)
-        return Location(path=path or self.name, line=line, function=self.name)
+        return place(path or self.name, line, self.name)
 
     @cached_property
     def in_python(self) -> bool:

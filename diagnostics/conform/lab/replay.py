@@ -17,9 +17,22 @@ from types import ModuleType
 NAME = "__opgraft_main__"
 # Words by which a call is known to register, load or build ops, or to make that possible.
 REGISTERING = (
-    "torch.library", "load_library", "cpp_extension", "load_inline", "Library", "custom_op", "register_", "impl_abstract",
-    "opgraft.describe", "describe", "triton_op", "ctypes", "CDLL", "sys.path", "define", "impl",
-)  # fmt: skip
+    "torch.library",
+    "load_library",
+    "cpp_extension",
+    "load_inline",
+    "Library",
+    "custom_op",
+    "register_",
+    "impl_abstract",
+    "describe",
+    "triton_op",
+    "ctypes",
+    "CDLL",
+    "sys.path",
+    "define",
+    "impl",
+)
 HARMLESS = (
     "getenv",
     "environ",

@@ -102,18 +102,17 @@ def save_cases(path: Path, cases: tuple[Case, ...]) -> None:
         TypeError: an argument is of a type that has no place in such a file.
     """
     tensors: list[torch.Tensor] = []
-    calls = []
-    for case in cases:
-        calls.append(
-            {
-                "args": _put(case.args, tensors),
-                "kwargs": _put(case.kwargs, tensors),
-                "name": case.name,
-                "origin": case.origin,
-                "autocast": case.autocast,
-                "location": msgspec.to_builtins(case.location),
-            }
-        )
+    calls = [
+        {
+            "args": _put(case.args, tensors),
+            "kwargs": _put(case.kwargs, tensors),
+            "name": case.name,
+            "origin": case.origin,
+            "autocast": case.autocast,
+            "location": msgspec.to_builtins(case.location),
+        }
+        for case in cases
+    ]
     torch.save(tensors, path.with_suffix(".pt"))
     path.with_suffix(".json").write_text(json.dumps(calls))
 

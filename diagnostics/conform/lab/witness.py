@@ -40,11 +40,12 @@ torch.utils.deterministic.fill_uninitialized_memory = True  # fresh memory holds
 torch.testing.assert_close({call}, first)""",
     "out-of-bounds": _PARTS
     + """\
+given = ({names},)
 def call(byte):
     # every tensor in the middle of memory that holds this byte
-    around = [torch.full((t.nbytes + 8192,), byte, dtype=torch.uint8) for t in ({names},)]
-    {names}, = [a[4096:-4096].view(t.dtype).view(t.shape).copy_(t) for a, t in zip(around, ({names},))]
-    result = {call}
+    around = [torch.full((t.nbytes + 8192,), byte, dtype=torch.uint8, device=t.device) for t in given]
+    laid = [a[4096:-4096].view(t.dtype).view(t.shape).copy_(t) for a, t in zip(around, given)]
+    result = (lambda {names}: {call})(*laid)
     assert all((a[:4096] == byte).all() and (a[-4096:] == byte).all() for a in around), "written outside a tensor"
     return parts(result)
 torch.testing.assert_close(call(0x84), call(0x4E), rtol=0, atol=0, equal_nan=True)""",
@@ -97,9 +98,11 @@ for grad in (torch.full((), 0.75).to(result).expand(result.shape), part, steady.
     torch.testing.assert_close(found, dense)""",
     "double-backward": "torch.autograd.gradgradcheck(lambda {names}: {call}, ({wide}))",
     "autocast": """\
-with torch.autocast("cpu", dtype=torch.bfloat16):
-    found = {call}
-torch.testing.assert_close(found.dtype, ({call}).dtype)""",
+found = []
+for inside in (True, False):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+        found.append([part.dtype for part in torch.utils._pytree.tree_leaves({call})])
+assert found[0] == found[1], found""",
     "vmap": """\
 batch = torch.vmap(lambda {names}: {call}, randomness="same")(*[torch.stack([t, t / 2, t / 4]) for t in ({names},)])
 rows = [(lambda {names}: {call})(*[tensor * scale for tensor in ({names},)]) for scale in (1, 0.5, 0.25)]
