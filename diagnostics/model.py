@@ -54,7 +54,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Microseconds and bytes a step, with a 95 % interval. ``None`` means not measured, never zero."""
+    """Microseconds and bytes a step, with a 95 % interval. ``None`` means not measured, never zero. ``with_call`` says
+    that the called kernel's own time is in it, which would be spent without the break as well: an upper bound."""
 
     us_per_step: float | None = None
     low: float | None = None
@@ -62,6 +63,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_step: int | None = None
     share_of_step: float | None = None
     how: How = "unknown"
+    with_call: bool = False
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,17 +8,14 @@ were."""
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.collect.events import CudagraphsSkipped
-from opgraft.diagnostics.collect.place import place
-from opgraft.diagnostics.model import Location
+from opgraft.diagnostics.collect.place import frames_of
 
 Tell = Callable[[CudagraphsSkipped], None]
-_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 _LONGEST = 4000
 _MOST_NODES = 32
 
@@ -32,7 +29,7 @@ class ListenedLogger:
     def warning(self, message: Any, *args: Any, **kwargs: Any) -> None:
         try:
             text = str(message) % args if args else str(message)
-            self._tell(CudagraphsSkipped(reason=text[:_LONGEST], id=_compat.trace_id()[0], stack=frames(text)))
+            self._tell(CudagraphsSkipped(reason=text[:_LONGEST], id=_compat.trace_id()[0], stack=frames_of(text)))
         finally:
             self._logger.warning(message, *args, **kwargs)
 
@@ -71,7 +68,7 @@ def cuts(scheduler: Any, result: Any) -> Iterator[CudagraphsSkipped]:
             reason = words if isinstance(words, str) else "kept out of CUDA graphs"
             origin = _origin(node)
             target = str(getattr(origin, "target", "") or "")
-            stack = frames(str(getattr(origin, "meta", {}).get("stack_trace") or ""))
+            stack = frames_of(str(getattr(origin, "meta", {}).get("stack_trace") or ""))
             key = (reason, target, stack[-1:])
             if key in told:
                 continue
@@ -97,8 +94,3 @@ def _origin(node: Any) -> Any:
         return found
     origins = list(getattr(inner, "origins", None) or ())
     return origins[-1] if origins else None
-
-
-def frames(text: str) -> tuple[Location, ...]:
-    """The frames that a text of torch's quotes, outermost first."""
-    return tuple(place(found["path"], int(found["line"]), found["name"]) for found in _FRAME.finditer(text))

@@ -14,6 +14,7 @@ from typing import Any
 from opgraft.diagnostics.model import Location
 
 _RESUME = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
+_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 _SITE = ("site-packages", "dist-packages")
 
 
@@ -93,6 +94,11 @@ def changeable(path: str, prefixes: Sequence[str]) -> bool:
 def innermost(stack: Sequence[Location], prefixes: Sequence[str]) -> Location | None:
     """The innermost frame that the reader can change; ``stack`` is outermost first."""
     return next((frame for frame in reversed(stack) if changeable(frame.path, prefixes)), None)
+
+
+def frames_of(text: str) -> tuple[Location, ...]:
+    """The frames that a text of torch's quotes, outermost first."""
+    return tuple(place(found["path"], int(found["line"]), found["name"]) for found in _FRAME.finditer(text))
 
 
 def from_summaries(frames: Iterable[Any]) -> tuple[Location, ...]:

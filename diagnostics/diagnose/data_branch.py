@@ -34,7 +34,8 @@ Remedies
 
 from __future__ import annotations
 
-from opgraft.diagnostics.diagnose.incident import Incident, Verdict
+from opgraft.diagnostics.collect.place import changeable
+from opgraft.diagnostics.diagnose.incident import Incident, Verdict, statement
 from opgraft.diagnostics.model import Remedy
 
 KIND = "data-branch"
@@ -47,6 +48,8 @@ def match(incident: Incident) -> Verdict | None:
         return None
     word = (incident.location.text.split() or ["this statement"])[0]
     check = word == "assert" or (incident.root is not None and incident.root.raises)
+    if incident.stack and not changeable(incident.stack[-1].path, incident.prefixes):
+        return _inside_torch(incident, check)
     message = "the graph ends at the test, and each path is compiled by itself."
     if check:
         message = "it is a check that only raises, and the graph ends at it on every step."
@@ -57,6 +60,30 @@ def match(incident: Incident) -> Verdict | None:
         key=(KIND, incident.location.path, incident.location.line),
         severity="error" if incident.form == "failure" else "warning",
         remedies=_CHECK if check else (_loop() if word == "while" else _COND, _PICK),
+    )
+
+
+def _inside_torch(incident: Incident, check: bool) -> Verdict:
+    """The test lies in a function of torch's that the reader's statement calls."""
+    inner = incident.stack[-1]
+    what = "checks" if check else "branches on"
+    call = statement(incident.location)
+    return Verdict(
+        kind=KIND,
+        message=f"{inner.function}, which `{call}` calls, {what} a tensor's value in Python "
+        f"({inner.path.rpartition('/')[2]}:{inner.line}): the graph ends there.",
+        location=incident.location,
+        key=(KIND, incident.location.path, incident.location.line),
+        severity="error" if incident.form == "failure" else "warning",
+        remedies=(
+            Remedy(
+                id="keep-on-device",
+                text="call it with arguments for which it has nothing to test (checks such as error_if_nonfinite or "
+                "validate_args switched off), or call it outside the compiled region",
+                price="none",
+            ),
+            _COND,
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from opgraft.diagnostics.kinds import KINDS
 from opgraft.diagnostics.model import Counts, Finding, Location
 
 _SITES_KEPT = 200
+_WAYS_TOLD = 6
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -73,8 +74,7 @@ def finding(group: Group, per_step: int | None = None) -> Finding:
     message = verdict.message
     if incident.form == "failure" and "fail" not in message and "error" not in message:
         message += " Here the compile fails (fullgraph=True)."
-    if len(group.callers) > 1:
-        evidence.append(f"reached on {len(group.callers)} ways from the script")
+    evidence.extend(_other_ways(group, incident))
     if group.skipped:
         frames = f"{group.skipped} frames run" if group.skipped > 1 else "a frame runs"
         evidence.append(f"{frames} wholly in eager because of it; torch._dynamo.explain does not count that as a break")
@@ -95,6 +95,23 @@ def finding(group: Group, per_step: int | None = None) -> Finding:
         remedies=verdict.remedies,
         evidence=tuple(evidence),
     )
+
+
+def _other_ways(group: Group, incident: Incident) -> list[str]:
+    """Where else the cause is reached from: of every other way its innermost frame that the shown stack has not."""
+    shown = {(frame.path, frame.line) for frame in incident.reader_stack}
+    ways: OrderedDict[tuple[str, int], Location] = OrderedDict()
+    for callers in group.callers.values():
+        other = next((frame for frame in reversed(callers) if (frame.path, frame.line) not in shown), None)
+        if other is not None:
+            ways.setdefault((other.path, other.line), other)
+    told = []
+    for place in list(ways.values())[:_WAYS_TOLD]:
+        where = f"{place.path.rpartition('/')[2]}:{place.line} in {place.function}"
+        told.append(f"also reached from {where}: {place.text.strip()[:100]}")
+    if len(ways) > _WAYS_TOLD:
+        told.append(f"and from {len(ways) - _WAYS_TOLD} more places")
+    return told
 
 
 def sort_key(found: Finding) -> tuple[int, int, float, int]:

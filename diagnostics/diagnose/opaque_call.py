@@ -50,6 +50,8 @@ Remedies
 
 from __future__ import annotations
 
+import re
+
 from opgraft.diagnostics.diagnose import attribute
 from opgraft.diagnostics.diagnose.incident import Incident, Verdict
 from opgraft.diagnostics.diagnose.remedies import register_op
@@ -127,6 +129,6 @@ def _evidence(incident: Incident) -> tuple[str, ...]:
         lines.append(f"shipped by {called.distribution}")
     elif called.module:
         lines.append(f"no installed distribution claims the module {called.module}")
-    if called.doc:
+    if re.match(r"[\w.]+\(.*\)( *->|$)", called.doc):
         lines.append(f"its own signature: {called.doc}")
     return tuple(lines)

@@ -31,17 +31,32 @@ Remedies
 
 from __future__ import annotations
 
+import re
+
+from opgraft.diagnostics.collect.place import changeable
 from opgraft.diagnostics.diagnose import attribute
-from opgraft.diagnostics.diagnose.incident import Incident, Verdict
-from opgraft.diagnostics.diagnose.remedies import leave_it, torch_hint
+from opgraft.diagnostics.diagnose.incident import Incident, Verdict, statement
+from opgraft.diagnostics.diagnose.remedies import is_advice, leave_it, torch_hint
+from opgraft.diagnostics.model import Remedy
 
 KIND = "other-break"
+_GRAPH_BREAK = "Call to `torch._dynamo.graph_break()`"
+_ADVICE = {
+    "Unsupported Tensor.backward() call": "call backward() behind the compiled region: the compiler makes the backward "
+    "of the region all the same",
+    _GRAPH_BREAK: "remove the call of torch._dynamo.graph_break(), or compile what lies before and after it apart",
+    "Unsupported context manager": "enter the context around the call of the compiled region",
+}
+"""What torch's own hints miss, for causes that are met often."""
+_TELLS = re.compile(r"(?:To fix this|Please |Consider |Try |Did you mean )[^.]*(?:\.\w[^.]*)*\.")
 
 
 def match(incident: Incident) -> Verdict | None:
     """Any incident: the last rule."""
     root = incident.root
     said = root.gb_type if root is not None else _first_line(incident)
+    if said == _GRAPH_BREAK and incident.stack and not changeable(incident.stack[-1].path, incident.prefixes):
+        return _deliberate(incident)
     if incident.form == "failure":
         message = f"The compile fails here: {_failure(incident)}."
     elif incident.form == "skip":
@@ -51,20 +66,61 @@ def match(incident: Incident) -> Verdict | None:
     evidence: tuple[str, ...] = ()
     if "custom" in incident.text.lower() and not incident.custom_ops:
         evidence = ("torch's message speaks of a custom kernel; no custom op or kernel takes part here",)
+    who = attribute.callee(incident)
     return Verdict(
         kind=KIND,
         message=" ".join(message.split())[:600],
         location=incident.location,
         key=(KIND, incident.location.path, incident.location.line, said),
         severity="error" if incident.form == "failure" else "warning",
-        callee=attribute.callee(incident),
-        remedies=(
-            torch_hint(root.hints if root is not None else ()),
-            leave_it("keep it where the break is cheap"),
-        )
-        if incident.form != "failure"
-        else (torch_hint(root.hints if root is not None else ()),),
+        callee=None if said == _GRAPH_BREAK else who,
+        remedies=_remedies(incident, said),
         evidence=evidence,
+    )
+
+
+def _remedies(incident: Incident, said: str) -> tuple[Remedy, ...]:
+    root = incident.root
+    known = _ADVICE.get(said, "") or _skipped_in_torch(incident) or _told_in_the_error(incident)
+    first = Remedy(id="torch-hint", text=known) if known else torch_hint(root.hints if root is not None else ())
+    keep = leave_it("keep it where the break is cheap")
+    if incident.form == "failure":
+        return (first,)
+    return (first, keep) if known or (root is not None and is_advice(root.hints)) else (keep, first)
+
+
+def _skipped_in_torch(incident: Incident) -> str:
+    """A function of torch's own in a file that the tracer is kept out of: what torch hints at is no way out."""
+    who = attribute.callee(incident)
+    if not incident.gb_type.startswith("Attempted to call function marked as skipped") or who is None:
+        return ""
+    if who.name.partition(".")[0] != "torch":
+        return ""
+    return f"torch keeps its tracer out of {who.name}: call it outside the compiled region"
+
+
+def _told_in_the_error(incident: Incident) -> str:
+    """The advice that an error's own text gives, where torch adds no hints."""
+    if incident.form != "failure" or (incident.root is not None and incident.root.hints):
+        return ""
+    found = _TELLS.search(" ".join(incident.error.split()))
+    return found[0][:400] if found else ""
+
+
+def _deliberate(incident: Incident) -> Verdict:
+    """torch's own code asks for the break."""
+    inner = next((f for f in reversed(incident.stack) if "/_dynamo/" not in f.path), incident.stack[-1])
+    return Verdict(
+        kind=KIND,
+        message=f"torch itself ends the graph in {inner.function} ({inner.path.rpartition('/')[2]}:{inner.line}), "
+        f"which `{statement(incident.location)}` calls. The break is deliberate; nothing of yours is at fault.",
+        location=incident.location,
+        key=(KIND, incident.location.path, incident.location.line, "torch's own"),
+        severity="error" if incident.form == "failure" else "warning",
+        remedies=(
+            leave_it("keep it: the code behind it is compiled as a region of its own"),
+            Remedy(id="torch-hint", text="compile this call by itself, apart from the rest of the region"),
+        ),
     )
 
 

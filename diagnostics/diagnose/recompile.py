@@ -57,6 +57,7 @@ KIND = "recompile"
 _RESUME = re.compile(r"torch_dynamo_resume_in_\w+_at_(?P<line>\d+)")
 _KEPT = 64
 _NAMED = 3
+_VALUES = 4
 
 
 @dataclass
@@ -79,7 +80,8 @@ class Repeated:
 def conclude(story: Story, findings: list[Finding]) -> list[Finding]:
     """Adds a finding for every cause of recompiles that no other finding explains; the others get it as evidence."""
     result = list(findings)
-    for group in _grouped(story):
+    groups = _grouped(story)
+    for group in groups:
         where = _specialized(story, group)
         if where is not None:
             result.append(_specializes(story, group, *where))
@@ -90,8 +92,18 @@ def conclude(story: Story, findings: list[Finding]) -> list[Finding]:
             words = f"because of it the rest of {function} is compiled again: {_guard(group)}"
             result[index] = _with_evidence(result[index], words)
         else:
-            result.append(_finding(story, group))
+            result.append(_finding(story, group, groups))
     return result
+
+
+def _limits(story: Story, group: Repeated, groups: list[Repeated]) -> int:
+    """How many frames reached torch's limit because of this change: each counts for the change that it met most."""
+
+    def met(one: Repeated, frame: str) -> int:
+        return sum(event.id.partition("/")[0] == frame for event in one.events)
+
+    frames = {event.id.partition("/")[0] for event in group.events} & story.limits
+    return sum(1 for frame in frames if max(groups, key=lambda one: met(one, frame)) is group)
 
 
 def _grouped(story: Story) -> list[Repeated]:
@@ -220,8 +232,8 @@ def _specializes(story: Story, group: Repeated, op: str, place: Location) -> Fin
     )
 
 
-def _finding(story: Story, group: Repeated) -> Finding:
-    limit = len({event.id.partition("/")[0] for event in group.events} & story.limits)
+def _finding(story: Story, group: Repeated, groups: list[Repeated]) -> Finding:
+    limit = _limits(story, group, groups)
     serious = bool(limit) or max(Counter(event.function for event in group.events).values()) > 1
     times = {1: "once", 2: "twice"}.get(group.count, f"{group.count} times")
     frames = len({(event.path, event.function) for event in group.events})
@@ -272,8 +284,12 @@ def _changed(group: Repeated) -> str:
     """What changed, in words: the values by name where they have one."""
     if group.category == "size":
         given = _given(group)
-        named = list(dict.fromkeys((c.subject, c.old, c.new) for c in given if c.name and c.new))
-        first = list({subject: f"{subject} {old} -> {new}" for subject, old, new in reversed(named)}.values())[::-1]
+        seen: dict[str, list[str]] = {}
+        for c in given:
+            if c.name and c.new:
+                values = seen.setdefault(c.subject, [c.old])
+                values.extend(value for value in (c.new,) if value != values[-1])
+        first = [f"{subject} {' -> '.join(v[:_VALUES])}{' ...' * (len(v) > _VALUES)}" for subject, v in seen.items()]
         between = len({c.subject for c in group.changes if c.name} - {c.subject for c in given})
         text = ", ".join(first[:_NAMED]) or _guard(group)
         text += f" and {len(first) - _NAMED} more" if len(first) > _NAMED else ""
@@ -298,10 +314,12 @@ def _mark_dynamic(group: Repeated) -> Remedy:
     if group.category == "size":
         text = _for_sizes(_given(group))
     elif group.category == "number" and all(change.old.lstrip("-").isdigit() for change in group.changes):
-        text = (
-            f"give {name} as a tensor, or keep it constant; as a size it can be symbolic (torch._dynamo.mark_dynamic), "
-            "as an attribute of a module with torch._dynamo.config.allow_unspec_int_on_nn_module = True"
-        )
+        text = f"give {name} as a tensor, or keep it constant"
+        if name.startswith("self."):
+            text = (
+                "torch._dynamo.config.allow_unspec_int_on_nn_module = True lets an int of a module be symbolic; "
+                f"or keep {name} outside the region, or as a tensor"
+            )
     elif group.category == "number":
         text = f"keep {name} as a 0-dimensional tensor (a buffer, or an argument), which no guard compares"
     elif group.category in ("text", "flag"):

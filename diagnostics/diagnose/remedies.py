@@ -42,10 +42,23 @@ def leave_it(why: str) -> Remedy:
 
 
 def torch_hint(hints: tuple[str, ...]) -> Remedy:
-    """torch's own advice, shortened to its first sentences."""
-    useful = [hint for hint in hints if "report an issue" not in hint.lower() and "file an issue" not in hint.lower()]
-    text = " ".join((useful or list(hints) or ["torch gives no advice for this"])[0].split())
-    return Remedy(id="torch-hint", text=f"torch's own advice: {text[:400]}")
+    """torch's own advice, shortened to its first sentences; where all it says is to report an issue, that."""
+    useful = [hint for hint in hints if not _is_report(hint)]
+    if useful:
+        return Remedy(id="torch-hint", text=f"torch's own advice: {' '.join(useful[0].split())[:400]}")
+    if hints:
+        return Remedy(id="torch-hint", text="torch gives no advice but to report it as an issue of torch's")
+    return Remedy(id="torch-hint", text="torch gives no advice for this")
+
+
+def is_advice(hints: tuple[str, ...]) -> bool:
+    """True where torch says more than that an issue may be filed."""
+    return any(not _is_report(hint) for hint in hints)
+
+
+def _is_report(hint: str) -> bool:
+    lowered = hint.lower()
+    return "report an issue" in lowered or "file an issue" in lowered
 
 
 KEEP_ON_DEVICE = Remedy(

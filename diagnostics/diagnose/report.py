@@ -36,6 +36,8 @@ def diagnose(stream: Iterable[Event], run: Run | None = None) -> Report:
     found = [_priced(story, group, step) for group in groups.groups()]
     found = recompile.conclude(story, found)
     found += stale_cache.conclude(story) + cudagraph_skip.conclude(story) + cache_bypass.conclude(story)
+    if not story.op_uses and not any(one.kind in _KERNELS for one in found):
+        found = [_without_kernel(one) for one in found]
     findings = tuple(sorted(found, key=sort_key))
     by_id = {
         identity: index
@@ -66,6 +68,16 @@ def diagnose(stream: Iterable[Event], run: Run | None = None) -> Report:
     )
 
 
+_KERNELS = ("opaque-call", "triton-launch", "missing-fake", "untraceable-autograd")
+
+
+def _without_kernel(found: Finding) -> Finding:
+    """In a run with no kernel in sight, host code is not advised to become part of one."""
+    if found.kind != "host-code" or len(found.remedies) < 2:
+        return found
+    return msgspec.structs.replace(found, remedies=tuple(r for r in found.remedies if r.id != "register-op"))
+
+
 def _priced(story: Story, group: Group, step: float | None) -> Finding:
     """The finding of a group with its executions and its cost a step; ``leave-it`` goes first where it is cheap."""
     found = finding(group, timeline.per_step(story, group.own_ids or group.ids))
@@ -77,6 +89,8 @@ def _priced(story: Story, group: Group, step: float | None) -> Finding:
         how = "the time between the graphs at the break, " + (
             "less the kernel's own" if known else "with whatever runs there, the called function included"
         )
+        if not known and found.callee is not None and found.callee.owner in ("op", "extension", "triton"):
+            price = msgspec.structs.replace(price, with_call=True)
         evidence = (*evidence, f"cost: {how}, over {story.laps.steps} repeats of the step")
     remedies = found.remedies
     cheap = price.share_of_step is not None and price.high is not None and step and price.high / step < cost.CHEAP

@@ -53,7 +53,20 @@ from opgraft.diagnostics.model import Remedy
 
 KIND = "side-effect"
 _TYPES = ("attempted to reorder a debugging function", "Logger not supported", "Unsupported logger")
-_MODULES = ("logging", "warnings", "_warnings", "tqdm", "pprint", "traceback", "loguru", "rich")
+_MODULES = (
+    "logging",
+    "warnings",
+    "_warnings",
+    "tqdm",
+    "pprint",
+    "traceback",
+    "loguru",
+    "rich",
+    "progressbar",
+    "alive_progress",
+    "structlog",
+)
+_FILE = re.compile(r"filename: \S*?[/\\](?:site|dist)-packages[/\\](tqdm|loguru|rich|progressbar|alive_progress)[/\\]")
 _WORDS = re.compile(r"\b(logging\.|Logger\.|logger\.|warnings\.|_warnings\.)|`?print`?\b")
 
 
@@ -62,10 +75,12 @@ def match(incident: Incident) -> Verdict | None:
     name = _output(incident)
     if not name:
         return None
-    warning = "warn" in name
     advice = "print or log after the step, or guard it with `if not torch.compiler.is_compiling():`"
-    if warning:
+    if "warn" in name:
         advice = "stop triggering it (the newer argument or call), or warn once when the model is built"
+    if any(bar in name for bar in ("tqdm", "progressbar", "alive_progress")):
+        advice = "show progress around the calls of the compiled region, one call a step"
+    hoisted = hoist(f"`{statement(incident.location)}`", advice)
     return Verdict(
         kind=KIND,
         message=f"{name} writes output in the middle of the compiled region, so the graph ends here on every step. "
@@ -74,7 +89,7 @@ def match(incident: Incident) -> Verdict | None:
         key=(KIND, incident.location.path, incident.location.line),
         severity="error" if incident.form == "failure" else "warning",
         callee=attribute.callee(incident),
-        remedies=(_reorder(name, incident.called), hoist(f"`{statement(incident.location)}`", advice)),
+        remedies=(*_reorder(name, incident.called), hoisted),
     )
 
 
@@ -91,6 +106,8 @@ def _output(incident: Incident) -> str:
             return f"a write to a stream ({name})"
     if incident.gb_type.startswith(_TYPES):
         return "this log call"
+    if incident.root is not None and (shipped := _FILE.search(incident.root.context)):
+        return f"this call into {shipped[1]}"
     if any(
         f"/{module}/" in frame.path or frame.path.endswith(f"/{module}.py")
         for frame in incident.stack[-3:]
@@ -104,14 +121,17 @@ def _output(incident: Incident) -> str:
     return ""
 
 
-def _reorder(name: str, called: Called | None) -> Remedy:
+def _reorder(name: str, called: Called | None) -> tuple[Remedy, ...]:
+    """torch's settings that reorder or drop the call; none for a progress bar, which is no single call."""
+    if any(bar in name for bar in ("tqdm", "progressbar", "alive_progress")):
+        return ()
     if "warn" in name:
         text = "torch._dynamo.config.ignore_logging_functions.add(warnings.warn) drops the call while compiled"
-    elif "ogger" in name or name.startswith("logging"):
+    elif "ogger" in name or name.startswith(("logging", "loguru", "structlog")):
         text = (
             "torch._dynamo.config.ignore_logger_methods.add(...) or ignore_logging_functions.add(...) drops the call "
             "while compiled"
         )
     else:
         text = f"torch._dynamo.config.reorderable_logging_functions.add({name}) lets the output come after the region"
-    return Remedy(id="reorder-logging", text=text, price="the order of output and computation, or the line itself")
+    return (Remedy(id="reorder-logging", text=text, price="the order of output and computation, or the line itself"),)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from opgraft.diagnostics.collect import events as ev
-from opgraft.diagnostics.collect.place import function_name
+from opgraft.diagnostics.collect.place import frames_of, function_name
 from opgraft.diagnostics.diagnose.incident import Incident
 from opgraft.diagnostics.model import Location
 
@@ -143,6 +143,7 @@ class Reader:
             self._cached(event)
         elif isinstance(event, ev.Raised):
             story.raised = event
+            self._pending = [self._placed(incident, event) for incident in self._pending]
         elif isinstance(event, ev.Laps):
             story.laps = event
         elif isinstance(event, ev.Ended):
@@ -196,6 +197,17 @@ class Reader:
             error=f"{event.type}: {event.text}",
             prefixes=self.story.prefixes,
         )
+
+    def _placed(self, incident: Incident, raised: ev.Raised) -> Incident:
+        """A failure of which nothing but the frame is known, with the user's line that the error's text names."""
+        frame = self.story.frames.get(incident.id)
+        own = frame.stack[-1] if frame is not None and frame.stack else None
+        told = frames_of(raised.text.partition("from user code:")[2])
+        if incident.form != "failure" or incident.messages or not told or own is None:
+            return incident
+        if any((place.path, place.line) != (own.path, own.line) for place in incident.fallback):
+            return incident
+        return replace(incident, fallback=told)
 
     def _graph(self, event: ev.Graph) -> None:
         frame = self._frame(event.id)

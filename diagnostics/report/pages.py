@@ -13,6 +13,11 @@ from opgraft.diagnostics.kinds import BY_CODE, KINDS, Kind
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FOLDERS = ("diagnose", "conform", "measure", "diagnose/known")
+_FOUND_BY = {
+    "diagnose": "`opgraft explain` and `watch()`, from what the run itself shows",
+    "conform": "`opgraft doctor`, and `opgraft explain` for the ops that the run calls",
+    "measure": "`opgraft compare`",
+}
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class Page:
     title: str
     text: str
     source: str
+    found_by: str
 
 
 @lru_cache(maxsize=1)
@@ -55,7 +61,8 @@ def markdown(shown: Page) -> str:
     if not title.startswith(shown.kind.code):
         title = f"{shown.kind.code} {shown.kind.name}: {title[:1].lower()}{title[1:]}"
     remedies = ", ".join(f"`{name}`" for name in shown.kind.remedies)
-    return f"# {title}\n\n{_headings(shown.text)}\n\nRemedies a finding may carry: {remedies}.\n"
+    ending = f"Found by: {shown.found_by}.\n\nRemedies a finding may carry: {remedies}."
+    return f"# {title}\n\n{_headings(shown.text)}\n\n{ending}\n"
 
 
 def write_docs(folder: Path) -> tuple[Path, ...]:
@@ -86,11 +93,18 @@ def _read(path: Path) -> Iterator[Page]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     doc = ast.get_docstring(tree) or ""
     title, _, text = doc.partition("\n")
-    for node in tree.body:
-        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
-            continue
-        if node.targets[0].id == "KIND" and isinstance(node.value, ast.Constant) and node.value.value in KINDS:
-            yield Page(KINDS[str(node.value.value)], title.strip(), text.strip(), path.relative_to(_ROOT).as_posix())
+    named = {
+        node.targets[0].id: str(node.value.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+    kind = KINDS.get(named.get("KIND", ""))
+    if kind is not None:
+        source = path.relative_to(_ROOT).as_posix()
+        found_by = named.get("FOUND_BY") or _FOUND_BY.get(source.rpartition("/")[0], "")
+        yield Page(kind, title.strip(), text.strip(), source, found_by)
 
 
 def _headings(text: str) -> str:

@@ -226,12 +226,12 @@ def cost_words(cost: Cost) -> str:
     """The cost a step in words, "" where it is unknown."""
     if cost.us_per_step is None:
         return ""
-    words = f"{duration(cost.us_per_step)} a step"
+    words = f"{'at most ' if cost.with_call else ''}{duration(cost.us_per_step)} a step"
     if cost.low is not None and cost.high is not None:
         words += f" ({duration(cost.low)} to {duration(cost.high)})"
     if cost.share_of_step is not None:
         words += f", {cost.share_of_step:.1%} of the step" if cost.share_of_step >= 0.01 else ", under 1 % of the step"
-    return words
+    return f"{words}, the call itself included" if cost.with_call else words
 
 
 def duration(microseconds: float) -> str:

@@ -1,2 +1,2 @@
-"""Kinds that have a name, a code and a page, and that nothing here looks for yet: a reader may meet them all the
-same."""
+"""Kinds that have a name, a code and a page of their own here, because what finds them is no rule file of that name:
+``FOUND_BY`` says who does."""

@@ -30,3 +30,4 @@ Remedies
 """
 
 KIND = "library-jit"
+FOUND_BY = "the reader: single slow steps that no compile of torch explains; nothing here looks for it by itself yet"

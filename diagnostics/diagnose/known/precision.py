@@ -29,3 +29,4 @@ Remedies
 """
 
 KIND = "precision"
+FOUND_BY = "`opgraft doctor`, where it holds the compiled op against eager and a float64 reference"
