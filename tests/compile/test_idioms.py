@@ -292,3 +292,110 @@ OTHER_SCALES = {
 def test_another_scale_is_left_alone(name: str) -> None:
     inputs = (torch.randn(4, 64), torch.randn(4, 64))
     assert sites_of(lambda g, u: OTHER_SCALES[name](F.silu(g) * u), inputs, "silu-mul-fp8") == []
+
+
+# --- recurrences
+
+
+def loop_and_stack(a: Any, b: Any) -> Any:
+    h, states = torch.zeros_like(b[:, 0]), []
+    for t in range(a.shape[1]):
+        h = a[:, t] * h + b[:, t]
+        states.append(h)
+    return torch.stack(states, dim=1)
+
+
+def mamba_loop(a: Any, b: Any) -> Any:
+    """As transformers' Mamba walks: the state is read at every step."""
+    state, outputs = torch.zeros(a.shape[0], a.shape[2]), []
+    for i in range(a.shape[1]):
+        state = a[:, i, :] * state + b[:, i, :]
+        outputs.append((state * 2).sum(-1))
+    return torch.stack(outputs, dim=-1)
+
+
+def from_the_first(a: Any, b: Any) -> Any:
+    h = b.select(1, 0)
+    states = [h]
+    for t in range(1, a.shape[1]):
+        h = b.select(1, t) + h * a.select(1, t)
+        states.append(h)
+    return torch.stack(states, 0)
+
+
+def backwards(a: Any, b: Any) -> Any:
+    """Discounted sums, from the end."""
+    h, states = torch.zeros_like(b[:, 0]), []
+    for t in reversed(range(a.shape[1])):
+        h = b[:, t] + a[:, t] * h
+        states.insert(0, h)
+    return torch.stack(states, 1)
+
+
+def last_state(a: Any, b: Any) -> Any:
+    h = torch.ones_like(b[:, 0]) * 0.5
+    for x, y in zip(a.unbind(1), b.unbind(1), strict=True):
+        h = x * h + y
+    return h
+
+
+LOOPS = {f.__name__: f for f in (loop_and_stack, mamba_loop, from_the_first, backwards, last_state)}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_an_unrolled_recurrence_is_one_site(name: str) -> None:
+    inputs = (torch.rand(2, 6, 5), torch.randn(2, 6, 5))
+    check(lambda a, b: LOOPS[name](a * 0.5, b) + 1, inputs, "recurrence", tolerance=1e-4)
+
+
+def one_step_left_out(a: Any, b: Any) -> Any:
+    h = torch.zeros_like(b[:, 0])
+    for t in (0, 1, 2, 4, 5):
+        h = a[:, t] * h + b[:, t]
+    return h
+
+
+def another_order(a: Any, b: Any) -> Any:
+    h, states = torch.zeros_like(b[:, 0]), []
+    for t in range(a.shape[1]):
+        h = a[:, t] * h + b[:, -1 - t]
+        states.append(h)
+    return torch.stack(states, 1)
+
+
+def not_linear(a: Any, b: Any) -> Any:
+    h, states = torch.zeros_like(b[:, 0]), []
+    for t in range(a.shape[1]):
+        h = torch.tanh(a[:, t] * h + b[:, t])
+        states.append(h)
+    return torch.stack(states, 1)
+
+
+@pytest.mark.parametrize("loop", [one_step_left_out, another_order, not_linear], ids=lambda f: f.__name__)
+def test_another_recurrence_is_left_alone(loop: Callable[..., Any]) -> None:
+    assert sites_of(loop, (torch.rand(2, 6, 5), torch.randn(2, 6, 5)), "recurrence") == []
+
+
+def combine(left: Any, right: Any) -> Any:
+    return left[0] * right[0], right[0] * left[1] + right[1]
+
+
+def combine_otherwise(left: Any, right: Any) -> Any:
+    return left[0] * right[0], left[0] * right[1] + left[1]
+
+
+def scan(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    return lambda a, b: associative_scan(function, (a * 0.5, b * 1), dim=1, combine_mode=mode)[1] + 1
+
+
+@pytest.mark.parametrize("length", [2, 3, 8, 13])
+def test_an_associative_scan_taken_apart_is_one_site(length: int) -> None:
+    inputs = (torch.rand(2, length, 5), torch.randn(2, length, 5))
+    check(scan(combine, "generic"), inputs, "unrolled-scan", tolerance=1e-4)
+
+
+def test_another_associative_scan_is_left_alone() -> None:
+    inputs = (torch.rand(2, 8, 5), torch.randn(2, 8, 5))
+    assert sites_of(scan(combine_otherwise, "generic"), inputs) == []

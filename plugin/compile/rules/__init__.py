@@ -22,9 +22,12 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def matches(graph: torch.fx.Graph) -> list[tuple[Rule, Match]]:
-    """Every match in a graph of a rule whose op is there, the largest first. Matches may overlap."""
+    """Every match in a graph of a rule whose op is there, the largest first.
+
+    Matches of several rules may overlap; of one rule a match inside another is left out.
+    """
     active = [rule for rule in all_rules() if registry.find(rule.op) is not None]
-    found = []
+    found: list[tuple[Rule, Match]] = []
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method"):
             continue
@@ -32,4 +35,11 @@ def matches(graph: torch.fx.Graph) -> list[tuple[Rule, Match]]:
             match = rule.match(node)
             if match is not None:
                 found.append((rule, match))
-    return sorted(found, key=lambda pair: -len(pair[1].nodes))
+    kept: list[tuple[Rule, Match]] = []
+    inside: dict[Rule, set[torch.fx.Node]] = {}
+    for rule, match in sorted(found, key=lambda pair: -len(pair[1].nodes)):
+        taken = inside.setdefault(rule, set())
+        if not taken.issuperset(match.nodes):
+            taken.update(match.nodes)
+            kept.append((rule, match))
+    return kept

@@ -139,7 +139,7 @@ def _is_scale(walk: Walk, scale: Node, source: Node) -> bool:
             walk.nodes.add(node)
             node = node.args[0]
         elif kind in ("div", "mul") and not divided and len(node.args) == 2 and is_number(node.args[1]):
-            factor = float(node.args[1])
+            factor = float(argument(node, 1, "other"))
             if abs((1.0 / factor if kind == "mul" and factor else factor) - _LARGEST) > 1e-3:
                 return False
             divided = True
@@ -153,7 +153,7 @@ def _is_scale(walk: Walk, scale: Node, source: Node) -> bool:
         elif kind == "amax":
             dim, keep = argument(node, 1, "dim"), argument(node, 2, "keepdim", False)
             rank = len(value.shape)
-            magnitude = node.args[0]
+            magnitude: Any = node.args[0]
             walk.nodes.add(node)
             if not divided or keep is not True or not is_last_dim(dim, rank) or kind_of(magnitude) != "abs":
                 return False

@@ -66,7 +66,8 @@ def below(result: Node) -> Norm | None:
     """The norm whose result a node is, casts aside."""
     walk = Walk()
     top = walk.through_casts(result, narrowing=True)
-    waiting, seen = [top], set()
+    waiting: list[Any] = [top]
+    seen: set[Node] = set()
     while waiting and len(seen) < _DEEPEST:
         node = waiting.pop(0)
         if not isinstance(node, Node) or node in seen:
