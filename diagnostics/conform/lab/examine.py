@@ -163,8 +163,9 @@ def _prepare(plan: Plan) -> None:
     torch.set_autocast_enabled("cpu", False)
     if plan.device.type == "cuda":
         # The program that met the calls may hold the rest, and other forks want theirs.
-        free, total = torch.cuda.mem_get_info(plan.device)
-        torch.cuda.set_per_process_memory_fraction((0.5 if plan.recorded else 0.9) * free / total, plan.device)
+        index = torch.cuda.current_device() if plan.device.index is None else plan.device.index
+        free, total = torch.cuda.mem_get_info(index)
+        torch.cuda.set_per_process_memory_fraction((0.5 if plan.recorded else 0.9) * free / total, index)
     _compat.quiet_compiler()
 
 
@@ -329,9 +330,9 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
                 why = ending.detail.strip().splitlines()[-1:] or [ending.sentence]
                 notes.results[notes.check] = CheckResult(op=op, check=notes.check, outcome="not-run", detail=why[0])
                 continue
-            reason = (
-                "the device did not come up in time" if notes.change == "start" else ending.sentence or ending.detail
-            )
+            reason = (ending.detail.strip().splitlines() or [ending.sentence])[-1]
+            if notes.change == "start":
+                reason = f"the device did not come up: {reason}"
             break
         avoid = avoid | {notes.key}
         _fatal(plan, notes, ending)

@@ -97,7 +97,7 @@ def form(value: Any, requires_grad: bool = True) -> Any:
         if (
             strided
             and not data_less
-            and value.device.type == "cpu"
+            and value.device.type in ("cpu", "cuda")
             and type(value) in (torch.Tensor, torch.nn.Parameter)
         ):
             address = value.data_ptr() % ALIGNMENT
@@ -147,7 +147,7 @@ def _keep_tensor(tensor: Any, book: Book) -> Any:
     if not data_less and strided and not tensor.is_quantized:
         span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
         item = tensor.element_size()
-        if tensor.device.type == "cpu" and span:
+        if tensor.device.type in ("cpu", "cuda") and span:
             align = tensor.data_ptr() % ALIGNMENT
         source = tensor.detach()
         if book.room(span * item):
