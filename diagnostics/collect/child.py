@@ -50,6 +50,7 @@ def _leave() -> None:
 def main() -> None:
     events, recording, kind, target, *arguments = sys.argv[1:]
     _stand_in()
+    from opgraft.diagnostics.collect import site_list
     from opgraft.diagnostics.collect.program import run
     from opgraft.diagnostics.collect.recorder import Recorder
     from opgraft.diagnostics.collect.stream_file import StreamFile
@@ -57,6 +58,7 @@ def main() -> None:
     recorder = Recorder(StreamFile(Path(events)), (target, *arguments), sample=True)
     recorder.start()
     check_ops = _record_ops(Path(recording)) if recording else _nothing
+    site_list.install_in_child()
     _leave()
     ended: dict[str, Any] = {"exit_code": 0, "how": "ok", "detail": ""}
     open_ = [True]

@@ -29,16 +29,20 @@ def explain(
     verbose: bool = typer.Option(False, "--verbose", "-v", help="stacks, torch's own messages and evidence"),
     notes: bool = typer.Option(False, "--notes", help="show notes as well"),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="print no report"),
+    sites: bool = typer.Option(False, "--sites", help="list where an op could serve, chosen or not, and why"),
 ) -> None:
     """Run SCRIPT as python would, and report what its compiled models break on.
 
     Arguments after SCRIPT go to it; its exit code is the command's.
     """
-    from opgraft.diagnostics.collect import explaining
+    from opgraft.diagnostics.collect import explaining, site_list
 
     arguments = list(context.args)
     if module is not None and target is not None:
         arguments.insert(0, target)
     outputs = explaining.Outputs(json=json, html=html, sarif=sarif, markdown=markdown, events=events)
     shown = explaining.Shown(verbose=verbose, notes=notes, quiet=quiet)
-    raise typer.Exit(explaining.explain_program(target, module, arguments, outputs, shown, check_ops=check_ops))
+    with site_list.listed(sites) as show_sites:
+        code = explaining.explain_program(target, module, arguments, outputs, shown, check_ops=check_ops)
+        show_sites()
+    raise typer.Exit(code)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opgraft.compile.choice import MEASURED, Chooser
-from opgraft.compile.options import _read_only, with_chooser
+from opgraft.compile.options import read_only, with_chooser
 from opgraft.compile.store import Store
 
 _OWN = ("choose", "store", "tune_seconds")
@@ -37,4 +37,4 @@ def opgraft(
 @lru_cache(64)
 def _chooser(choose: str, store: Any, tune_seconds: float) -> Chooser:
     """One chooser for all graphs with the same settings: they share the time for measuring."""
-    return Chooser(choose, store if isinstance(store, Store) else Store(store, read_only=_read_only()), tune_seconds)
+    return Chooser(choose, store if isinstance(store, Store) else Store(store, read_only=read_only()), tune_seconds)

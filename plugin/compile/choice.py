@@ -46,6 +46,8 @@ _OPTIONS = [
 ]
 
 
+# Called with the reports of every graph: what lists the sites of a whole program.
+LISTENERS: list[Callable[[list[SiteReport]], None]] = []
 # Choices that are looked at again together: (idiom, choice).
 _GROUPS = ((True, KERNEL), (False, COMPILER), (False, KERNEL))
 
@@ -111,14 +113,19 @@ class Chooser:
             except Exception as error:
                 self._warn(case.site, f"cannot be rewritten ({type(error).__name__}: {error})")
             reports.append(_report(case, decision))
-        self.reports.extend(reports)
+        self._tell(reports)
         return reports
 
     def look(self, graph: torch.fx.Graph) -> list[SiteReport]:
         """Decides for every site of ``graph`` and changes nothing."""
         reports = [_report(case, decision) for case, decision in self.decide(graph)]
-        self.reports.extend(reports)
+        self._tell(reports)
         return reports
+
+    def _tell(self, reports: list[SiteReport]) -> None:
+        self.reports.extend(reports)
+        for listener in LISTENERS:
+            listener(reports)
 
     def decide(self, graph: torch.fx.Graph) -> list[tuple[_Case, Decision]]:
         """Every site of a graph with its decision; the graph is not changed."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opgraft.compile.choice import MEASURED, Chooser
-from opgraft.compile.options import _read_only
+from opgraft.compile.options import read_only
 from opgraft.compile.site import SiteReport
 from opgraft.compile.store import Store
 
@@ -33,7 +33,7 @@ def sites(
     Returns:
         One report a site, graph by graph. ``print`` one to see choice, op, place, inputs and reason.
     """
-    kept = store if isinstance(store, Store) else Store(store, read_only=_read_only())
+    kept = store if isinstance(store, Store) else Store(store, read_only=read_only())
     chooser = Chooser(choose, kept, tune_seconds)
 
     def look(module: torch.fx.GraphModule, example: list[Any]) -> Callable[..., Any]:

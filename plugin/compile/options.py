@@ -38,7 +38,7 @@ def compile_options(
     Raises:
         ValueError: ``choose`` is none of the three.
     """
-    kept = store if isinstance(store, Store) else Store(store, read_only=_read_only())
+    kept = store if isinstance(store, Store) else Store(store, read_only=read_only())
     return with_chooser(base, Chooser(choose, kept, tune_seconds))
 
 
@@ -64,13 +64,15 @@ def with_chooser(base: Mapping[str, Any] | str | None, chooser: Chooser) -> dict
 
 def _passes(value: Any) -> tuple[Any, ...]:
     from opgraft.compile.passes import InOrder
+    from opgraft.compile.watching import LookPass
 
-    if value is None:
+    if value is None or isinstance(value, LookPass):
         return ()
     if isinstance(value, InOrder):
         return value.passes
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def _read_only() -> bool:
+def read_only() -> bool:
+    """True where the environment forbids to write to the store."""
     return os.environ.get("OPGRAFT_STORE_READ_ONLY", "0") not in ("", "0")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_ranks
 
 WORKER = """
 import json, sys
@@ -45,24 +43,7 @@ dist.destroy_process_group()
 
 
 def both(folder: Path, case: str) -> list[list[object]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(folder), str(Path(__file__).parent), case],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        results = [process.communicate(timeout=200) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [p.returncode for p in running] == [0, 0], results
-    return [json.loads(out.splitlines()[-1]) for out, _ in results]
+    return [json.loads(line) for line in run_ranks(WORKER, folder, case)]
 
 
 @pytest.mark.timeout(240)

@@ -135,7 +135,7 @@ def _is_the_recurrence(root: Node, inside: set[Node], decay: Node, update: Node)
         for x, y in zip(a, b, strict=True):
             state = x * state + y
             want.append(state)
-        return bool(got.shape == b.shape and torch.allclose(got, torch.stack(want), rtol=1e-9, atol=1e-9))
+        return got.shape == b.shape and bool(torch.allclose(got, torch.stack(want), rtol=1e-9, atol=1e-9))
 
 
 def _run(node: Node, table: dict[Node, Any]) -> Any:
