@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from opgraft.diagnostics.conform.lab import vary
+from opgraft.diagnostics.conform.lab.allocations import GUARD_BYTES
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, Result, sentence
 from opgraft.diagnostics.conform.lab.case import Case, describe
 from opgraft.diagnostics.conform.lab.fakes import FakeResult, Promise, promise
@@ -57,7 +58,9 @@ def _against(fake: Promise, real: Promise, index: str) -> str:
         return f"{index} has layout {real.layout}, the fake says {fake.layout}"
     if not any(unknown) and _significant(fake.shape, fake.stride) != _significant(real.shape, real.stride):
         return f"{index} has strides {real.stride}, the fake says {fake.stride}"
-    if fake.offset is not None and real.same_as is None and fake.same_as is None and fake.offset != real.offset:
+    guarded = real.offset is not None and real.offset * real.dtype.itemsize == GUARD_BYTES  # kept from a guarded call
+    fresh = real.same_as is None and fake.same_as is None
+    if fake.offset is not None and fresh and fake.offset != real.offset and not guarded:
         return f"{index} starts at offset {real.offset} of its storage, the fake says {fake.offset}"
     if fake.same_as is not None and real.same_as is None:
         return f"{index} is a fresh tensor, the fake returns the memory of argument {fake.same_as}"

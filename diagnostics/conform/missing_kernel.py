@@ -20,9 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from opgraft.diagnostics import _compat
+from opgraft.diagnostics.conform.lab import vary
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, sentence
-from opgraft.diagnostics.conform.lab.case import describe
+from opgraft.diagnostics.conform.lab.case import Case, describe
 
 KIND = "missing-kernel"
 DISPATCH_WORDS = ("Could not run '", "There were no tensor arguments to this function", "no kernel")
@@ -31,6 +34,19 @@ DISPATCH_WORDS = ("Could not run '", "There were no tensor arguments to this fun
 def says_missing(error: BaseException | None, name: str) -> bool:
     """Does this error say that the dispatcher has no kernel of this op for these arguments?"""
     return isinstance(error, NotImplementedError) and f"'{name}'" in str(error) and DISPATCH_WORDS[0] in str(error)
+
+
+def in_dtype(bench: Bench, base: Case, dtype: torch.dtype) -> Case | None:
+    """The call in another dtype: as the op's own samples have it (some tensors may keep theirs), else every floating
+    tensor in it; None where that is the same call."""
+    spec = bench.facts.spec
+    if spec is not None and spec.samples is not None and base.origin == "sample":
+        for sample in spec.samples(bench.device, dtype):
+            if sample.name == base.name:
+                found = base.varied("dtype", str(dtype).removeprefix("torch."), tuple(sample.args), dict(sample.kwargs))
+                dtypes = [tensor.dtype for tensor in found.tensors]
+                return None if dtypes == [tensor.dtype for tensor in base.tensors] else found
+    return vary.recast(base, dtype)
 
 
 def check(bench: Bench) -> Iterator[Fault]:
@@ -53,11 +69,9 @@ def check(bench: Bench) -> Iterator[Fault]:
             return
     if not bench.recorded and bench.device.type == "cpu":
         dtypes = bench.facts.spec.dtypes if bench.facts.spec is not None else ()
-        from opgraft.diagnostics.conform.lab import vary
-
         for dtype in dtypes:
             for base in bench.usable(iter(bench.cases[:1])):
-                case = vary.recast(base, dtype) or base
+                case = in_dtype(bench, base, dtype) or base
                 result = bench.real(case)
                 if not result.ok and case is not base:
                     yield Fault(

@@ -46,7 +46,7 @@ def check(bench: Bench) -> Iterator[Fault]:
                 yield Fault(
                     f"{bench.name}: torch.library.opcheck's {name} fails: {sentence(error) if error else answer}",
                     case,
-                    kind=kind,
+                    kind="output-alias" if error is not None and "alias" in str(error) else kind,
                     severity="warning",
                     tail="" if case.kwargs else f'torch.library.opcheck({{op}}, ({{args}},), test_utils="{name}")',
                 )

@@ -21,8 +21,9 @@ import torch
 
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotRun, Result, sentence
 from opgraft.diagnostics.conform.lab.case import Case
+from opgraft.diagnostics.conform.lab.memory import fresh_call
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
-from opgraft.diagnostics.conform.wrong_stream import needs_gpu
+from opgraft.diagnostics.conform.wrong_stream import SLEEP_CYCLES, needs_gpu
 
 KIND = "wrong-device"
 
@@ -60,6 +61,29 @@ def on_one_device(bench: Bench, case: Case, wanted: Result) -> str:
     return f"is wrong in a thread where no device is current yet: {words}" if words else ""
 
 
+def out_of_order(bench: Bench, moved: Case, other: torch.device) -> str:
+    """A kernel on the wrong device may read the right memory through a link between the two, but it does not wait for
+    the work of the tensor's device: behind a long kernel there it reads the old values."""
+    wanted = bench.real(moved)
+    args, kwargs = fresh_call(moved, requires_grad=False)
+    targets = [tensor for tensor in tensors((args, kwargs)) if tensor.dtype.is_floating_point]
+    sources = [tensor.clone() for tensor in targets]
+    for target in targets:
+        target.zero_()
+    torch.cuda.synchronize(other)
+    bench.tell(moved)
+    with torch.no_grad():
+        with torch.cuda.device(other):
+            torch.cuda._sleep(SLEEP_CYCLES)
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=True)
+        outputs = bench.op(*args, **kwargs)
+        torch.cuda.synchronize()
+        torch.cuda.synchronize(other)
+    words = bench.disagree(tensors(outputs), tensors(wanted.outputs), moved)
+    return f"it does not wait for the work on that device ({words})" if words else ""
+
+
 def check(bench: Bench) -> Iterator[Fault]:
     needs_gpu(bench)
     current = torch.cuda.current_device()
@@ -89,6 +113,8 @@ def check(bench: Bench) -> Iterator[Fault]:
             words = "the result is on another device"
         if not words and torch.cuda.current_device() != current:
             words = "another device is current after the call"
+        if not words:
+            words = out_of_order(bench, moved, other)
         if words:
             yield Fault(f"{bench.name} has no device guard: with its tensor on another device {words}", moved)
             return

@@ -63,7 +63,7 @@ class Allocations:
             if where is not None and where < 0:
                 return f"writes {-where} bytes before a tensor that it allocated ({allocation.size} bytes)"
             if where is not None:
-                return f"writes {where - allocation.size} bytes past the end of a tensor that it allocated"
+                return f"writes behind a tensor that it allocated, from byte {where - allocation.size} past its end on"
         return ""
 
 

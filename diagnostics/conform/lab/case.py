@@ -163,6 +163,7 @@ def snippet(name: str, case: Case, tail: str = "print({call})", arrive: tuple[st
         "{call}": f"{function}({arguments})",
         "{dense}": f"{function}({call('@.detach().clone(memory_format=torch.contiguous_format)')})",
         "{faked}": f"{function}({call('mode.from_tensor(@)')})",
+        "{halved}": f"{function}({call('(@ * 0.5 if @.is_floating_point() else @)')})",
         "{wide}": "".join(f"{value}, " for value in wide).rstrip(),
         "{args}": arguments,
         "{names}": names,

@@ -35,6 +35,8 @@ COMPILE_SECONDS = 60.0
 START_SECONDS = 60.0
 SILENCE = {"compile": COMPILE_SECONDS, "start": START_SECONDS}
 ATTEMPTS = 8
+# Guessed calls to go on with: so many with tensors of one shape, and so many with several shapes.
+GUESSES = 2
 TIME_UP = "the time for this op was up"
 # Exit code of a fork whose device context an op has taken away.
 LOST_CODE = 86
@@ -99,6 +101,18 @@ def candidates(plan: Plan) -> Iterator[Case]:
     yield from generated(plan.facts, plan.device)
 
 
+def _mixed(case: Case) -> bool:
+    """Do the tensors of a guessed call have several shapes?"""
+    return len({tensor.shape for tensor in case.tensors}) > 1
+
+
+def _enough(found: list[Case]) -> bool:
+    """Two calls of one shape, and two of several where there can be such."""
+    alike = sum(not _mixed(case) for case in found)
+    several = len(found[0].tensors) > 1
+    return alike >= GUESSES and (not several or len(found) - alike >= GUESSES)
+
+
 def accepted(plan: Plan, bench: Bench) -> tuple[tuple[Case, ...], str]:
     """The candidates that the op takes, and why there is none."""
     found: list[Case] = []
@@ -113,6 +127,8 @@ def accepted(plan: Plan, bench: Bench) -> tuple[tuple[Case, ...], str]:
                 found.append(case)
                 continue
             result = bench.real(case)
+            if guessed and sum(_mixed(other) == _mixed(case) for other in found) >= GUESSES:
+                continue
             # torch itself refuses results that share memory: that is a fault, and no wrong guess.
             if result.ok or "must not also be an input" in str(result.error):
                 found.append(case)
@@ -122,7 +138,7 @@ def accepted(plan: Plan, bench: Bench) -> tuple[tuple[Case, ...], str]:
                     if guessed
                     else sentence(result.error)
                 )
-            if (guessed and len(found) >= 2) or len(found) >= SAMPLES or time.monotonic() > stop:
+            if (guessed and _enough(found)) or len(found) >= SAMPLES or time.monotonic() > stop:
                 break
     except LookupError as error:
         last = str(error)

@@ -36,7 +36,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "gradient-layout of the forward": ("layout-assumed", "misaligned", "out-of-bounds", "wrong-value"),
     "index-overflow": ("layout-assumed", "out-of-bounds", "wrong-value"),
     "misaligned": ("layout-assumed", "compiler-bug", "empty-input"),
-    "layout-assumed": ("out-of-bounds", "compiler-bug", "precision", "wrong-value"),
+    "layout-assumed": ("compiler-bug", "precision", "wrong-value"),
     "empty-input": ("compiler-bug",),
     "unstable-result": (
         "wrong-value",
@@ -45,8 +45,23 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
         "wrong-gradient",
         "double-backward",
         "dropped-effect",
+        "layout-assumed",
+        "misaligned",
+        "not-exportable",
+        "index-overflow",
     ),
-    "out-of-bounds": ("wrong-value", "unstable-result", "compiler-bug"),
+    # Seen on contiguous tensors: whatever lies behind them then decides, in another layout too.
+    "out-of-bounds": (
+        "wrong-value",
+        "unstable-result",
+        "compiler-bug",
+        "layout-assumed",
+        "misaligned",
+        "index-overflow",
+        "not-exportable",
+        "precision",
+        "wrong-gradient",
+    ),
     "wrong-value": ("compiler-bug", "precision", "wrong-gradient"),
     "wrong-stream": ("unstable-result", "wrong-value", "cudagraph-skip", "compiler-bug"),
     "hidden-sync": ("cudagraph-skip",),
@@ -80,7 +95,8 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         )
     by_op: dict[str, set[str]] = {}
     for (op, kind), finding in kept.items():
-        if finding.severity != "note":
+        # A hazard under autocast says nothing of a fault outside of it.
+        if finding.severity != "note" and not (kind == "autocast" and finding.severity != "error"):
             by_op.setdefault(op, set()).add(kind)
     for finding in kept.values():
         if finding.kind == "gradient-layout":

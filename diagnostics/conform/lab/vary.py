@@ -10,8 +10,8 @@ import torch
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.tree import is_plain, map_tensors
 
-# Around vector widths (4, 8, 16), warps and blocks, and primes that fit no width.
-SIZES = (1, 2, 3, 7, 17, 31, 33, 129)
+# Around vector widths (4, 8, 16), warps and blocks, whole ones, and primes that fit no width.
+SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33, 64, 129, 257)
 
 
 def permuted(tensor: torch.Tensor) -> torch.Tensor | None:

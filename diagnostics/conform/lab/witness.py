@@ -1,7 +1,8 @@
 """The last lines of a snippet: what shows the fault, as an assertion that fails where the fault is.
 
-Placeholders: ``{call}`` is the call; ``{dense}`` and ``{faked}`` the call on contiguous copies and on fake tensors,
-``{wide}`` on float64; ``{op}`` the overload, ``{args}`` the arguments, ``{names}`` the tensors.
+Placeholders: ``{call}`` is the call; ``{dense}``, ``{faked}`` and ``{halved}`` the call on contiguous copies, on fake
+tensors and on half the values; ``{wide}`` are the tensors in float64, ``{names}`` the tensors, ``{args}`` all
+arguments, and ``{op}`` is the overload.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ first = {call}
 torch.use_deterministic_algorithms(True)
 torch.utils.deterministic.fill_uninitialized_memory = True  # fresh memory holds NaN, or the largest integer
 torch.testing.assert_close({call}, first)""",
+    "overwritten": _PARTS
+    + """\
+first = parts({call})
+before = [part.clone() for part in first]
+{halved}
+torch.testing.assert_close(first, before, rtol=0, atol=0, equal_nan=True)""",
     "out-of-bounds": _PARTS
     + """\
 given = ({names},)

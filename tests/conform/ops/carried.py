@@ -64,6 +64,18 @@ plain("writes_past_its_result", lambda x: writes_on(x, 1))
 plain("writes_its_result", lambda x: writes_on(x, 0))
 add("out-of-bounds", "writes_past_its_result", "writes_its_result", name="out-of-bounds: result")
 
+_buffers: dict[tuple[int, ...], Tensor] = {}
+
+
+def double_into_kept(x: Tensor) -> Tensor:
+    """One result buffer a shape, kept between calls."""
+    kept = _buffers.setdefault(tuple(x.shape), torch.empty(x.shape, dtype=x.dtype))
+    return torch.mul(x, 2, out=kept)
+
+
+plain("double_into_kept", double_into_kept)
+add("unstable-result", "double_into_kept", "good_double", name="unstable-result: kept buffer")
+
 # ---- torch's own second opinion
 add("opcheck", "count_hidden", "count_declared", kind="undeclared-mutation")
 
