@@ -108,6 +108,8 @@ def _mixed(case: Case) -> bool:
 
 def _enough(found: list[Case]) -> bool:
     """Two calls of one shape, and two of several where there can be such."""
+    if not found:
+        return False
     alike = sum(not _mixed(case) for case in found)
     several = len(found[0].tensors) > 1
     return alike >= GUESSES and (not several or len(found) - alike >= GUESSES)
