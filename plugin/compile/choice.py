@@ -175,11 +175,14 @@ class Chooser:
         verdict = self._stood.get(case.key) if decision.measured else None
         if verdict is None or verdict.choice == decision.choice:
             return decision
+        if verdict.why.startswith(decision.why):
+            return verdict
         return dataclasses.replace(decision, choice=verdict.choice, why=f"{decision.why}; but {verdict.why}")
 
     def _stretch_verdict(self, case: _Case, decision: Decision, found: Stretch | None) -> Decision:
         if found is None:
-            return decision
+            why = f"{decision.why}, but not both on the device and on the host"
+            return dataclasses.replace(decision, choice=COMPILER, why=why) if decision.open else decision
         signature = {**found.signature(), **_setting(case.device, [c.site.spec for c in found.changes])}
         key = digest(signature)
         specs = list({c.site.spec.name: c.site.spec for c in found.changes}.values())

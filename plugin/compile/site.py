@@ -116,6 +116,7 @@ class Decision:
         noise: how far one and the same candidate differs from itself, as a share.
         compiler_us, kernel_us: medians, microseconds a call.
         range: the sizes of the dynamic dimensions that the choice was taken for; empty where shapes are static.
+        open: the kernel wins on the device and loses on the host, or the reverse: the model around decides.
     """
 
     choice: str
@@ -127,6 +128,7 @@ class Decision:
     compiler_us: float | None = None
     kernel_us: float | None = None
     range: str = ""
+    open: bool = False
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,10 @@ class Store:
     def put(self, device: str, key: str, decision: Decision, about: Mapping[str, Any]) -> None:
         """Keeps a decision: on disk, or for this process alone where the file cannot be written."""
         path = self.file(device)
-        entry = {**{k: v for k, v in dataclasses.asdict(decision).items() if v not in (None, "")}, **about}
+        entry = {
+            **{k: v for k, v in dataclasses.asdict(decision).items() if v is not None and v != "" and v is not False},
+            **about,
+        }
         self.entries(path)[key] = entry
         if self.read_only:
             return

@@ -1,0 +1,137 @@
+"""The second look at a choice: the stretch of the model around a site, as given and as chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import opgraft
+from opgraft.compile import measure, stretch, timing
+from opgraft.compile.find import find_sites
+from opgraft.compile.scope import scopes
+from opgraft.compile.stretch import Change
+
+from models import Perceptron, captured, fake_times, models, without_inductor
+
+pytestmark = pytest.mark.own_second_look
+
+
+def times(given: float, chosen: float) -> Callable[..., timing.Samples]:
+    """In place of ``measure.confirm``."""
+    return lambda *args, **options: timing.Samples(((given, chosen, chosen, given),) * 11)
+
+
+@pytest.mark.parametrize(("chosen", "choice"), [(0.9, "kernel"), (1.0, "compiler"), (1.1, "compiler")])
+def test_a_kernel_for_an_idiom_must_make_the_model_faster(
+    chosen: float, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "interleave", fake_times(2.0, 1.0))
+    monkeypatch.setattr(measure, "confirm", times(1.0, chosen))
+    (site,) = opgraft.sites(models()["idiom"], torch.randn(6, 16))
+    assert site.decision.choice == choice
+    assert ("but the model around it is not faster" in site.decision.why) == (choice == "compiler")
+
+
+@pytest.mark.parametrize(
+    ("alone", "without", "choice"),
+    [
+        ("compiler", 1.0, "compiler"),
+        ("compiler", 1.1, "kernel"),
+        ("compiler", 0.9, "compiler"),
+        ("kernel", 1.0, "kernel"),
+        ("kernel", 0.9, "compiler"),
+    ],
+)
+def test_an_op_that_the_model_calls_stays_where_the_model_says_so(
+    alone: str, without: float, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "interleave", fake_times(*((2.0, 1.0) if alone == "kernel" else (1.0, 2.0))))
+    monkeypatch.setattr(measure, "confirm", times(1.0, without))
+    (site,) = opgraft.sites(Perceptron(), torch.randn(6, 16))
+    assert site.decision.choice == choice
+
+
+def test_a_second_process_takes_the_same_word_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "interleave", fake_times(2.0, 1.0))
+    monkeypatch.setattr(measure, "confirm", times(1.0, 1.0))
+    model, x = models()["idiom"], torch.randn(6, 16)
+    first = opgraft.sites(model, x)
+
+    def never(*args: Any, **options: Any) -> timing.Samples:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(measure, "confirm", never)
+    monkeypatch.setattr(timing, "interleave", never)
+    assert [s.decision for s in opgraft.sites(model, x)] == [s.decision for s in first]
+
+
+def test_one_look_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def count(found: stretch.Stretch, **options: Any) -> timing.Samples:
+        looks.append(len(found.changes))
+        return times(1.0, 0.5)()
+
+    monkeypatch.setattr(timing, "interleave", fake_times(2.0, 1.0))
+    monkeypatch.setattr(measure, "confirm", count)
+    model = nn.Sequential(*(models()["idiom"] for _ in range(60)))
+    found = opgraft.sites(model, torch.randn(6, 16))
+    assert len(found) == 60
+    assert all(site.chosen for site in found)
+    assert len(looks) == 1
+    assert 10 < looks[0] < 60, "about as many sites as fit into the stretch"
+
+
+def test_a_stretch_is_measured_and_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real second look: both forms compile and run, forward and backward."""
+    monkeypatch.setattr(timing, "interleave", fake_times(2.0, 1.0))
+    model, x = models()["written out"], torch.randn(6, 16)
+    (site,) = opgraft.sites(model, x)
+    assert site.chosen, site.decision.why
+    compiled = without_inductor(model, "measured")
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def pieces(function: Callable[..., Any], *inputs: Any) -> stretch.Stretch | None:
+    graph = captured(function, *inputs).graph
+    (site,) = find_sites(graph)
+    return stretch.around(site, [Change(site)], scopes(graph))
+
+
+def test_the_whole_of_a_short_graph() -> None:
+    w = torch.randn(8, 8)
+    found = pieces(lambda x, w: (F.gelu(x @ w, approximate="tanh") @ w).relu().sum(), torch.randn(4, 8), w)
+    assert found is not None
+    assert len(found.nodes) == 5
+    x, weight = torch.randn(4, 8), w
+    torch.testing.assert_close(found.graph(chosen=True)(x, weight)[0], found.graph(chosen=False)(x, weight)[0])
+
+
+def test_it_ends_at_writes_and_at_other_scopes() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        a = x.sin()
+        y.add_(1)
+        b = F.gelu(a * 2, approximate="tanh").cos()
+        with torch.no_grad():
+            c = b.exp()
+        return c + b
+
+    found = pieces(function, torch.randn(4, 8), torch.randn(4, 8))
+    assert found is not None
+    names = [str(n.target) for n in found.nodes]
+    assert not any("add_" in n or "exp" in n or n == "sin" for n in names)
+
+
+def test_what_does_not_fit_into_memory_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opgraft import _compat
+
+    monkeypatch.setattr(timing, "interleave", fake_times(2.0, 1.0))
+    monkeypatch.setattr(_compat, "free_memory", lambda device: 1000)
+    (site,) = opgraft.sites(models()["idiom"], torch.randn(6, 16))
+    assert not site.chosen
+    assert "does not fit into memory" in site.decision.why
