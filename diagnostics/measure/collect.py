@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from opgraft.diagnostics.measure import _compat, clock, isolated, session, statistics
+from opgraft.diagnostics.measure import _compat, checks, clock, isolated, statistics
+from opgraft.diagnostics.measure.alone import accepts, named
 from opgraft.diagnostics.measure.arms import BASELINE, Arm, make_arm, plan_arms
 from opgraft.diagnostics.measure.breakdown import Shares, shares
 from opgraft.diagnostics.measure.calls import Call
 from opgraft.diagnostics.measure.facts import ArmFacts, FactsBackend, FactsReading, Recorder
 from opgraft.diagnostics.measure.profile import record, record_turns
+from opgraft.diagnostics.measure.question import Progress, Question
 from opgraft.diagnostics.measure.subject import Subject, floating_in, tensors_in
 from opgraft.registry import find, resolve
 
@@ -26,8 +28,8 @@ _ROUNDS = 7
 
 def collect(
     subject: Subject,
-    question: session.Question,
-    progress: session.Progress | None = None,
+    question: Question,
+    progress: Progress | None = None,
     only: frozenset[str] | None = None,
 ) -> FactsReading:
     """Compiles the arms again with caches off and takes a step of each apart.
@@ -72,7 +74,7 @@ def collect(
         segments[plan.name] = tuple(now - then for now, then in zip(_compat.cuda_graph_counts(), before, strict=True))
         arms.append(arm)
     tell("recording the calls of the op", 0.62)
-    calls = session.recorded_calls(subject, question, [])
+    calls = checks.recorded_calls(subject, question, [])
     op_kernels = _op_kernels(calls, question, device, subject.train)
     tell("timing the op alone", 0.65)
     alone, reference, copy_rate = _alone(calls, question, subject)
@@ -109,13 +111,13 @@ def _without_the_note_on_caches() -> Iterator[None]:
         yield
 
 
-def _op_kernels(calls: Sequence[Call], question: session.Question, device: torch.device, train: bool) -> frozenset[str]:
+def _op_kernels(calls: Sequence[Call], question: Question, device: torch.device, train: bool) -> frozenset[str]:
     """Names of the device kernels that the ops launch, forward and backward."""
     if device.type != "cuda":
         return frozenset()
     names: set[str] = set()
     for call in calls:
-        forms = [_form(call, question), *(s.function for s in question.raw if session.accepts(s, call, train))]
+        forms = [_form(call, question), *(s.function for s in question.raw if accepts(s, call, train))]
         for form in forms:
             for backward in {False, train}:
                 turn = isolated.once(form, call, backward)
@@ -125,13 +127,13 @@ def _op_kernels(calls: Sequence[Call], question: session.Question, device: torch
     return frozenset(n for n in names if "at::native" not in n and not n.startswith("triton_"))
 
 
-def _form(call: Call, question: session.Question) -> Callable[..., Any]:
+def _form(call: Call, question: Question) -> Callable[..., Any]:
     swap = next((s for s in question.swapped if s.label == call.op), None)
     return swap.present if swap is not None else resolve(call.op)
 
 
 def _alone(
-    calls: Sequence[Call], question: session.Question, subject: Subject
+    calls: Sequence[Call], question: Question, subject: Subject
 ) -> tuple[dict[str, float], ArmFacts | None, float]:
     """A step's calls of the ops and of their compiled references alone, and what the references consist of."""
     device = subject.device
@@ -145,7 +147,7 @@ def _alone(
     for call in calls:
         swap = next((s for s in question.swapped if s.label == call.op), None)
         reference = swap.function if swap is not None else question.references[call.op]
-        compiled = torch.compile(session.named(reference), **isolated.without_graphs(question.compile_options))
+        compiled = torch.compile(named(reference), **isolated.without_graphs(question.compile_options))
         recorder.graph = len(runs)
         runs.append(float(call.count))
         with _compat.patched(settings), _without_the_note_on_caches():
@@ -153,7 +155,7 @@ def _alone(
         forms = {"op": _form(call, question), BASELINE: compiled}
         if swap is not None:
             forms["raw"] = forms["op"]
-        elif len(question.raw) == 1 and session.accepts(question.raw[0], call, subject.train):
+        elif len(question.raw) == 1 and accepts(question.raw[0], call, subject.train):
             forms["raw"] = question.raw[0].function
         share = question.alone_seconds / len(calls)
         for name, one in isolated.measure_alone(forms, [call], device, subject.train, share).items():
@@ -162,7 +164,7 @@ def _alone(
 
 
 def _interleaved(
-    arms: Sequence[Arm], question: session.Question, subject: Subject, op_kernels: frozenset[str]
+    arms: Sequence[Arm], question: Question, subject: Subject, op_kernels: frozenset[str]
 ) -> dict[str, tuple[Shares, float, float]]:
     """Profiles the arms in turns on a busy device; medians over the rounds of every share, enqueue and step time."""
     device = subject.device

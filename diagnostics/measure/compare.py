@@ -16,6 +16,7 @@ from opgraft.diagnostics.measure import assemble, campaign, collect, session, so
 from opgraft.diagnostics.measure import ops as measured_ops
 from opgraft.diagnostics.measure.arms import BASELINE, TWIN
 from opgraft.diagnostics.measure.blocks import Block
+from opgraft.diagnostics.measure.question import Question
 from opgraft.diagnostics.measure.readings import Reading
 from opgraft.diagnostics.measure.request import Request
 from opgraft.diagnostics.measure.subject import Subject, subject_of
@@ -177,11 +178,11 @@ def make_question(
     references: Mapping[Any, Callable[..., Any]] | None,
     compile_options: Mapping[str, Any] | None,
     seconds: float,
-) -> session.Question:
+) -> Question:
     names, swapped = measured_ops.split(wanted_ops)
     if not names and not swapped:
         names = measured_ops.discover(subject)
-    return session.Question(
+    return Question(
         ops=names,
         references=measured_ops.references_for(names, references),
         swapped=swapped,
@@ -203,7 +204,7 @@ def _enough(blocks: Sequence[Block]) -> bool:
     )
 
 
-def _stopped(reading: Reading, question: session.Question, seconds: float) -> str:
+def _stopped(reading: Reading, question: Question, seconds: float) -> str:
     if reading.series is None:
         return "nothing could be timed"
     count = len(reading.series.blocks)

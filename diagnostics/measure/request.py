@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from opgraft.diagnostics.measure import ops
-from opgraft.diagnostics.measure.session import Question
+from opgraft.diagnostics.measure.question import Question
 from opgraft.diagnostics.measure.source import load_build
 from opgraft.diagnostics.measure.subject import Subject, built
 from opgraft.diagnostics.measure.swap import Swap

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from opgraft.diagnostics.measure import ops, session
 from opgraft.diagnostics.measure.arms import make_arm, plan_arms
 from opgraft.diagnostics.measure.compare import Swap, compare
+from opgraft.diagnostics.measure.question import Question
 from opgraft.diagnostics.measure.sites import SiteBackend
 from opgraft.diagnostics.measure.subject import subject_of
 from opgraft.diagnostics.model import Report
@@ -72,7 +73,7 @@ def test_calls_inside_a_checkpointed_region_are_exchanged_too() -> None:
 def test_arms_agree_and_the_op_runs_in_its_own_alone(train: bool) -> None:
     model, inputs = measured.build()
     subject = subject_of(model, inputs, train=train)
-    question = session.Question(
+    question = Question(
         ops=(SQUARE,), references={SQUARE: measured.square}, compile_options=FAST, seconds=0.2, alone_seconds=0.1
     )
     reading = session.run(subject, question)

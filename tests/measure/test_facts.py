@@ -9,9 +9,10 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from opgraft.diagnostics.measure import collect, session
+from opgraft.diagnostics.measure import collect
 from opgraft.diagnostics.measure.facts import FactsReading
 from opgraft.diagnostics.measure.ledger import lost_bytes
+from opgraft.diagnostics.measure.question import Question
 from opgraft.diagnostics.measure.subject import subject_of
 
 import measured
@@ -27,7 +28,7 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def facts() -> FactsReading:
     torch._dynamo.reset()
-    question = session.Question(ops=(SQUARE,), references={SQUARE: measured.square}, alone_seconds=0.2)
+    question = Question(ops=(SQUARE,), references={SQUARE: measured.square}, alone_seconds=0.2)
     return collect.collect(subject_of(chain, torch.ones(ROWS, COLUMNS), train=False), question)
 
 
