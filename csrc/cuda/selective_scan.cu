@@ -1,17 +1,15 @@
-// Mamba's selective scan on CUDA, forward and one decoding step.
+// Mamba's selective scan on CUDA, forward.
 //
-// A thread owns two channels and NS states of each, in registers, and walks time serially: no work beyond the
-// recurrence itself. LANES threads share a channel pair's states and add up y with one shuffle a step. A block owns
-// channels of one group, so that the tile of B and C in shared memory serves them all; the tile of (step size, step
-// size * u) pairs is made by all threads from 16-byte loads along time, next tile's loads issued before this tile's
-// walk, and y goes back through the same shared memory, so that global accesses are whole vectors in any layout.
+// A warp works alone on 16 channels (2 rows a thread, 4 lanes with 4 states each; more lanes where there are more
+// states) and walks time serially: no work beyond the recurrence itself. Tile by tile it turns step sizes and u into
+// pairs (step size, step size * u) in its own shared memory, from 16-byte loads along time issued a tile ahead; walks;
+// adds up y over the lanes, four steps and two rows at once so that every exchange halves what is left; and writes y
+// gated, in 16-byte stores. Warps of a block share the tile of B and C, in two buffers, so a tile has one barrier.
 //
-// Cost a (step, channel, state): one exponential (ex2; A is scaled by log2 e beforehand) and five issue slots, 0.6 for
-// shared memory, about 2 for step sizes, gate and stores divided over 16 states. On 132 SMs at 1.85 GHz, 16
-// exponentials a clock and SM: 8x4096x4096 with 16 states is 2.1e9 exponentials and 0.29e9 of softplus and gate,
-// 0.6 ms; 8 issue slots are 0.55 ms; bytes 0.25 ms. One exponential in POLYNOMIAL_SHARE runs on the FMA units.
-// Shared memory: 4 + 1 bytes a (step, channel, state), half of what the unit gives at that rate; with one channel a
-// thread it would be the limit.
+// Cost a (step, channel, state): one exponential (ex2; A is scaled by log2 e beforehand), 6.4 issue slots of the walk
+// and, over 16 states, 3.5 of step sizes, gate, tiles and stores; 1.5 words of shared memory into registers. On 132 SMs
+// at 1.93 GHz, 8x4096x4096 with 16 states: 0.65 ms of exponentials (2.1e9, and 0.5e9 of softplus and gate), 0.66 ms of
+// issue slots, 0.4 ms of shared memory, 0.25 ms of bytes. What it takes is in docs/ops/selective_scan.md.
 //
 // Few channels: time is cut into segments. A first launch walks every segment from a zero state and keeps its end
 // state and the sum of its step sizes; the second folds those of the segments before its own, in order (the decay of
@@ -28,11 +26,8 @@
 namespace opgraft::cuda {
 namespace {
 
-constexpr int THREADS = 128;
-constexpr int CHANNELS = 2;  // a thread
-constexpr int NS = 8;        // states a thread
 constexpr int ROW_BYTES = 64;
-constexpr int POLYNOMIAL_SHARE = 8;
+constexpr int K = 4;  // steps between sums over lanes
 
 template <typename T>
 constexpr int TILE_STEPS = ROW_BYTES / static_cast<int>(sizeof(T));
@@ -43,236 +38,228 @@ struct alignas(2 * sizeof(A)) StepPair {
   A input;
 };
 
-// Pairs of one channel, padded so that lanes on neighbouring channels use different banks.
-template <typename T>
-constexpr int PITCH = TILE_STEPS<T> + 2;
-
-template <typename T, int LANES>
-constexpr int CHANNELS_PER_BLOCK = THREADS / LANES * CHANNELS;
-
-template <typename T, int LANES>
-constexpr size_t SHARED_BYTES = (static_cast<size_t>(CHANNELS_PER_BLOCK<T, LANES>) * PITCH<T> * 2 +
-                                 2 * static_cast<size_t>(TILE_STEPS<T>) * LANES * NS) *
-                                sizeof(DeviceAccumulate<T>);
-
-template <int N>
-__device__ __forceinline__ float decay_of(float exponent) {
-  return N % POLYNOMIAL_SHARE == POLYNOMIAL_SHARE - 1 ? exp2_polynomial(exponent) : exp2_fast(exponent);
-}
-template <int N>
-__device__ __forceinline__ double decay_of(double exponent) {
-  return exp2_fast(exponent);
-}
-
-template <typename A>
-__device__ __forceinline__ void load_states(const A* from, A (&out)[NS]) {
-  constexpr int WIDE = 16 / sizeof(A);
-#pragma unroll
-  for (int v = 0; v < NS / WIDE; ++v) {
-    const auto pack = reinterpret_cast<const Vector<A, WIDE>*>(from)[v];
-#pragma unroll
-    for (int i = 0; i < WIDE; ++i) out[v * WIDE + i] = pack.lane[i];
-  }
-}
-
-// WALK: states only (see selective_scan.h); else outputs are written.
-template <typename T, int LANES, bool WALK>
-__global__ void __launch_bounds__(THREADS) scan(ScanData<T> d, SegmentPlan plan, StateWalk<T> walk, T* __restrict__ y,
-                                                DeviceAccumulate<T>* __restrict__ final_state, bool wide) {
+// Where the block's tiles and each warp's pairs and sums stand in shared memory. Row pitches are 4 words modulo 32.
+template <typename T, typename C>
+struct ScanShared {
   using A = DeviceAccumulate<T>;
+  static constexpr int STEPS = TILE_STEPS<T>;
+  static constexpr int MATRIX = 2 * C::PADDED + 4;  // B, then C, of one step
+  static constexpr int PAIRS = STEPS + 2;
+  static constexpr int SUMS = STEPS + 4;
+  static constexpr int TILES = 2 * STEPS * MATRIX;
+  static constexpr int WARP = C::WARP_ROWS * (2 * PAIRS + SUMS);
+  static constexpr size_t BYTES = sizeof(A) * (TILES + C::WARPS * WARP);
+};
+
+// WALK: states only (see selective_scan.h); else outputs are written. WIDE: see load_row.
+template <typename T, typename C, bool WALK, bool WIDE>
+__global__ void __launch_bounds__(C::THREADS, sizeof(DeviceAccumulate<T>) == 4 ? 16 / C::WARPS : 1)
+    scan(ScanData<T> d, SegmentPlan plan, StateWalk<T> walk, T* __restrict__ y,
+         DeviceAccumulate<T>* __restrict__ final_state) {
+  using A = DeviceAccumulate<T>;
+  using Shared = ScanShared<T, C>;
   constexpr bool FAST = sizeof(T) == 2;
   constexpr int STEPS = TILE_STEPS<T>;
   constexpr int ITEMS = VECTOR_WIDTH<T>;
-  constexpr int VECTORS = STEPS / ITEMS;
-  constexpr int PADDED = LANES * NS;
-  constexpr int PER_BLOCK = CHANNELS_PER_BLOCK<T, LANES>;
-  constexpr int TASKS = (PER_BLOCK * VECTORS + THREADS - 1) / THREADS;
+  constexpr int NS = C::NS, ROWS = C::ROWS, LANES = C::LANES, PADDED = C::PADDED, MATRIX = Shared::MATRIX;
+  using Tasks = RowTasks<C, STEPS, ITEMS>;
   extern __shared__ __align__(16) unsigned char shared[];
-  auto* pairs = reinterpret_cast<StepPair<A>*>(shared);
-  A* tile_b = reinterpret_cast<A*>(pairs + PER_BLOCK * PITCH<T>);
-  A* tile_c = tile_b + STEPS * PADDED;
+  const int warp = threadIdx.x / 32, thread = threadIdx.x % 32;
+  const int lane = thread % LANES, group = thread / LANES;
+  A* tiles = reinterpret_cast<A*>(shared);
+  A* own = tiles + Shared::TILES + warp * Shared::WARP;
+  auto* pairs = reinterpret_cast<StepPair<A>*>(own);
+  A* sums = own + C::WARP_ROWS * 2 * Shared::PAIRS;
 
-  const BlockPlace place = block_place(d, PER_BLOCK);
-  const int lane = threadIdx.x % LANES;
-  const int slot = threadIdx.x / LANES * CHANNELS;
+  const BlockPlace place = block_place(d, C::CHANNELS);
   const int64_t begin = place.segment * plan.length;
   const int64_t end = min(begin + plan.length, d.length);
-  const int64_t block_row = place.batch * d.channels + place.channel;
+  const int count = place.count - warp * C::WARP_ROWS;  // rows of this warp that are there
+  const int64_t channel = place.channel + warp * C::WARP_ROWS;
+  const int64_t first_row = place.batch * d.channels + channel;
 
-  A h[CHANNELS][NS], decay[CHANNELS][NS], step_sum[CHANNELS] = {};
+  alignas(16) A h[ROWS][NS];
+  A decay[ROWS][NS], step_sum[ROWS] = {};
 #pragma unroll
-  for (int j = 0; j < CHANNELS; ++j) {
-    const bool there = slot + j < place.count;
+  for (int j = 0; j < ROWS; ++j) {
+    const int r = group + j * C::GROUPS;
 #pragma unroll
     for (int i = 0; i < NS; ++i) {
       const int n = lane * NS + i;
-      const bool real = there && n < d.states;
-      decay[j][i] = real ? d.a[(place.channel + slot + j) * d.states + n] * A(LOG2_E) : A(0);
+      const bool real = r < count && n < d.states;
+      decay[j][i] = real ? d.a[(channel + r) * d.states + n] * A(LOG2_E) : A(0);
       h[j][i] = A(0);
-      const int64_t at = (block_row + slot + j) * d.states + n;
-      if (real && !walk.from_zero && place.segment == 0 && d.initial) h[j][i] = d.initial[at];
-      if (real && !walk.from_zero && place.segment > 0) {
-        A state = d.initial ? d.initial[at] : A(0);
-        for (int64_t s = 0; s < place.segment; ++s) {
-          const int64_t row = s * d.batch * d.channels + block_row + slot + j;
-          state = exp2_fast(decay[j][i] * plan_sums<T>(plan)[row]) * state + plan_ends<T>(plan)[row * d.states + n];
-        }
-        h[j][i] = state;
+      if (!real || walk.from_zero) continue;
+      const int64_t at = (first_row + r) * d.states + n;
+      A state = d.initial ? d.initial[at] : A(0);
+      for (int64_t s = 0; s < place.segment; ++s) {
+        const int64_t row = s * d.batch * d.channels + first_row + r;
+        state = exp2_fast(decay[j][i] * plan_sums<T>(plan)[row]) * state + plan_ends<T>(plan)[row * d.states + n];
       }
+      h[j][i] = state;
     }
   }
 
-  MatrixTile<T, STEPS, PADDED, THREADS> matrix_b(d.b, d.b_strides, place), matrix_c(d.c, d.c_strides, place);
-  // The tasks of a thread: vectors of rows, the same ones in every tile.
-  Vector<T, ITEMS> u[TASKS], next_u[TASKS], next_delta[TASKS], gate[TASKS];
-  auto fetch = [&](int64_t first) {
-    matrix_b.fetch(first, d.length, d.states);
-    if (!WALK) matrix_c.fetch(first, d.length, d.states);
+  MatrixTiles<T, STEPS, PADDED, MATRIX, C::THREADS, true, !WALK> matrices(d, place);
+  // The tasks of a lane: vectors of rows, the same ones in every tile.
+  int64_t offset[Tasks::COUNT];
 #pragma unroll
-    for (int k = 0; k < TASKS; ++k) {
-      const int task = threadIdx.x + k * THREADS;
-      const int row = task / VECTORS;
-      const int64_t t = first + task % VECTORS * ITEMS;
-      const bool there = row < place.count && task < PER_BLOCK * VECTORS;
-      const int64_t at = (block_row + row) * d.length + t;
-      load_row(d.u + at, there ? d.length - t : 0, wide, next_u[k]);
-      load_row(d.delta + at, there ? d.length - t : 0, wide, next_delta[k]);
-    }
+  for (int k = 0; k < Tasks::COUNT; ++k) {
+    const int r = Tasks::row(thread + k * 32);
+    const bool there = Tasks::real(thread + k * 32) && r < count;
+    offset[k] = (first_row + (there ? r : 0)) * d.length + Tasks::step(thread + k * 32);
+  }
+  auto steps_left = [&](int64_t tile) { return static_cast<int>(min(d.length - tile, int64_t{STEPS})); };
+  // How much of the k-th task is there, given the tile's steps.
+  auto left = [&](int k, int steps) {
+    const int task = thread + k * 32;
+    return Tasks::real(task) && Tasks::row(task) < count ? steps - Tasks::step(task) : 0;
   };
-  fetch(begin);
+  matrices.fetch(begin, steps_left(begin));
+  A* tile_of = tiles;
   for (int64_t tile = begin; tile < end; tile += STEPS) {
+    const int steps = steps_left(tile);
+    Vector<T, ITEMS> u[Tasks::COUNT], delta[Tasks::COUNT];
 #pragma unroll
-    for (int k = 0; k < TASKS; ++k) {
-      const int task = threadIdx.x + k * THREADS;
-      const int row = task / VECTORS;
-      const int64_t t = tile + task % VECTORS * ITEMS;
-      u[k] = next_u[k];
-      if (row < PER_BLOCK && task < PER_BLOCK * VECTORS) {
-        const A bias = d.bias && row < place.count ? d.bias[place.channel + row] : A(0);
-        // Loops of their own: the chains of eight softplus run side by side.
-        A step[ITEMS];
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i) step[i] = A(widen(next_delta[k].lane[i])) + bias;
-        if (d.use_softplus) {
-#pragma unroll
-          for (int i = 0; i < ITEMS; ++i) step[i] = softplus<FAST>(step[i]);
-        }
-        if (t + ITEMS > d.length || row >= place.count) {
-#pragma unroll
-          for (int i = 0; i < ITEMS; ++i) step[i] = t + i >= d.length || row >= place.count ? A(0) : step[i];
-        }
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i) {
-          pairs[row * PITCH<T> + task % VECTORS * ITEMS + i] = {step[i], step[i] * A(widen(u[k].lane[i]))};
-        }
-      }
+    for (int k = 0; k < Tasks::COUNT; ++k) {
+      load_row<WIDE>(d.u + offset[k] + tile, left(k, steps), u[k]);
+      load_row<WIDE>(d.delta + offset[k] + tile, left(k, steps), delta[k]);
     }
-    matrix_b.store(tile_b, tile, d.length, d.states);
-    if (!WALK) matrix_c.store(tile_c, tile, d.length, d.states);
+    matrices.store(tile_of, tile, steps);
     __syncthreads();
-    if (tile + STEPS < end) fetch(tile + STEPS);
-    if (!WALK && d.z) {
+    if (tile + STEPS < end) {
+      matrices.fetch(tile + STEPS, steps_left(tile + STEPS));
 #pragma unroll
-      for (int k = 0; k < TASKS; ++k) {
-        const int task = threadIdx.x + k * THREADS;
-        const int row = task / VECTORS;
-        const int64_t t = tile + task % VECTORS * ITEMS;
-        const bool there = row < place.count && task < PER_BLOCK * VECTORS;
-        load_row(d.z + (block_row + row) * d.length + t, there ? d.length - t : 0, wide, gate[k]);
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        // One lane a sector of 32 bytes.
+        if (Tasks::step(thread + k * 32) % (2 * ITEMS) || left(k, steps_left(tile + STEPS)) <= 0) continue;
+        const int64_t next = offset[k] + tile + STEPS;
+        prefetch_row(d.u + next);
+        prefetch_row(d.delta + next);
+        if (!WALK && d.z) prefetch_row(d.z + next);
       }
     }
-
-    for (int t = 0; t < STEPS; t += 2) {
-      StepPair<A> pair[CHANNELS][2];
 #pragma unroll
-      for (int j = 0; j < CHANNELS; ++j) {
-        if constexpr (sizeof(A) == 4) {
-          const auto both = *reinterpret_cast<const Vector<A, 4>*>(pairs + (slot + j) * PITCH<T> + t);
-          pair[j][0] = {both.lane[0], both.lane[1]};
-          pair[j][1] = {both.lane[2], both.lane[3]};
-        } else {
-          pair[j][0] = pairs[(slot + j) * PITCH<T> + t];
-          pair[j][1] = pairs[(slot + j) * PITCH<T> + t + 1];
+    for (int k = 0; k < Tasks::COUNT; ++k) {
+      const int task = thread + k * 32;
+      const A bias = d.bias && left(k, steps) > 0 ? d.bias[channel + Tasks::row(task)] : A(0);
+      // Loops of their own: the chains of eight softplus run side by side.
+      A step[ITEMS];
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) step[i] = A(widen(delta[k].lane[i])) + bias;
+      if (d.use_softplus) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) step[i] = softplus<FAST>(step[i]);
+      }
+      if (left(k, steps) < ITEMS) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) step[i] = i < left(k, steps) ? step[i] : A(0);
+      }
+      if (Tasks::real(task)) {
+        auto* to = pairs + Tasks::row(task) * Shared::PAIRS + Tasks::step(task);
+#pragma unroll
+        for (int i = 0; i < ITEMS; i += 2) {
+          store_values(reinterpret_cast<A*>(to + i), {step[i], step[i] * A(widen(u[k].lane[i])), step[i + 1],
+                                                      step[i + 1] * A(widen(u[k].lane[i + 1]))});
         }
       }
+    }
+    __syncwarp();
+
+#pragma unroll 1
+    for (int t = 0; t < STEPS; t += K) {
+      if constexpr (WALK) {
+        if (walk.states && (t & ((1 << walk.every_log2) - 1)) == 0 && tile + t < end) {
+          const int64_t mark = (tile + t) >> walk.every_log2;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if constexpr (WALK) {
-          if (walk.states && (t + half) % walk.every == 0 && tile + t + half < end) {
-            const int64_t mark = (tile + t + half) / walk.every;
+          for (int j = 0; j < ROWS; ++j) {
+            const int r = group + j * C::GROUPS;
+            if (r >= count) continue;
+            A* to = walk.states + ((first_row + r) * walk.marks + mark) * d.states + lane * NS;
+            if (d.states % NS == 0) {
+              if (lane * NS < d.states) store_values(to, h[j]);
+            } else {
 #pragma unroll
-            for (int j = 0; j < CHANNELS; ++j) {
-              if (slot + j < place.count) {
-                A* to = walk.states + ((block_row + slot + j) * walk.marks + mark) * d.states + lane * NS;
-#pragma unroll
-                for (int i = 0; i < NS; ++i) {
-                  if (lane * NS + i < d.states) to[i] = h[j][i];
-                }
+              for (int i = 0; i < NS; ++i) {
+                if (lane * NS + i < d.states) to[i] = h[j][i];
               }
             }
           }
         }
-        A b[NS], c[NS], sum[CHANNELS] = {};
-        load_states(tile_b + (t + half) * PADDED + lane * NS, b);
-        if (!WALK) load_states(tile_c + (t + half) * PADDED + lane * NS, c);
+      }
+      StepPair<A> pair[ROWS][K];
+      A sum[ROWS * K];
 #pragma unroll
-        for (int j = 0; j < CHANNELS; ++j) {
-          const StepPair<A> p = pair[j][half];
+      for (int j = 0; j < ROWS; ++j) {
+        A both[2 * K];
+        load_values(reinterpret_cast<const A*>(pairs + (group + j * C::GROUPS) * Shared::PAIRS + t), both);
+#pragma unroll
+        for (int k = 0; k < K; ++k) pair[j][k] = {both[2 * k], both[2 * k + 1]};
+      }
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        A b[NS], c[NS];
+        load_values(tile_of + (t + k) * MATRIX + lane * NS, b);
+        if (!WALK) load_values(tile_of + (t + k) * MATRIX + PADDED + lane * NS, c);
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) {
+          const StepPair<A> p = pair[j][k];
           if (WALK) step_sum[j] += p.step;
+          A y_part = A(0);
 #pragma unroll
           for (int i = 0; i < NS; ++i) {
-            const A exponent = p.step * decay[j][i];
-            const A factor = i % POLYNOMIAL_SHARE == POLYNOMIAL_SHARE - 1 ? decay_of<POLYNOMIAL_SHARE - 1>(exponent)
-                                                                          : decay_of<0>(exponent);
-            h[j][i] = fma(factor, h[j][i], p.input * b[i]);
-            if (!WALK) sum[j] = fma(h[j][i], c[i], sum[j]);
+            h[j][i] = fma(exp2_fast(p.step * decay[j][i]), h[j][i], p.input * b[i]);
+            if (!WALK) y_part = fma(h[j][i], c[i], y_part);
           }
-        }
-        if constexpr (!WALK) {
-          // Lane 0 of the pair ends up with channel 0, lane 1 with channel 1.
-          static_assert(CHANNELS == 2 && LANES >= 2);
-          const bool odd = lane & 1;
-          A mine = odd ? sum[1] : sum[0];
-          mine += __shfl_xor_sync(WHOLE_WARP, odd ? sum[0] : sum[1], 1);
-#pragma unroll
-          for (int by = 2; by < LANES; by *= 2) mine += __shfl_xor_sync(WHOLE_WARP, mine, by);
-          if (lane < 2) pairs[(slot + lane) * PITCH<T> + t + half].step = mine;
+          sum[j * K + k] = y_part;
         }
       }
+      if constexpr (!WALK) {
+        constexpr int LEFT = ROWS * K / LANES > 1 ? ROWS * K / LANES : 1;
+        int base = 0;
+        scatter_sums<ROWS * K, 1, LANES>(sum, lane, base);
+        A mine[LEFT];
+#pragma unroll
+        for (int i = 0; i < LEFT; ++i) mine[i] = sum[i];
+        store_values(sums + (group + base / K * C::GROUPS) * Shared::SUMS + t + base % K, mine);
+      }
     }
-    __syncthreads();
+    __syncwarp();
 
     if constexpr (!WALK) {
+      Vector<T, ITEMS> gate[Tasks::COUNT];
 #pragma unroll
-      for (int k = 0; k < TASKS; ++k) {
-        const int task = threadIdx.x + k * THREADS;
-        const int row = task / VECTORS;
-        const int64_t t = tile + task % VECTORS * ITEMS;
-        if (row < place.count && task < PER_BLOCK * VECTORS && t < d.length) {
-          const A skip = d.skip ? d.skip[place.channel + row] : A(0);
-          A value[ITEMS];
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        load_row<WIDE>(d.u + offset[k] + tile, left(k, steps), u[k]);
+        if (d.z) load_row<WIDE>(d.z + offset[k] + tile, left(k, steps), gate[k]);
+      }
 #pragma unroll
-          for (int i = 0; i < ITEMS; ++i) {
-            const A sum = pairs[row * PITCH<T> + task % VECTORS * ITEMS + i].step;
-            value[i] = fma(skip, A(widen(u[k].lane[i])), sum);
-          }
-          if (d.z) {
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        const int task = thread + k * 32;
+        if (left(k, steps) <= 0) continue;
+        const A skip = d.skip ? d.skip[channel + Tasks::row(task)] : A(0);
+        A value[ITEMS];
+        load_values(sums + Tasks::row(task) * Shared::SUMS + Tasks::step(task), value);
 #pragma unroll
-            for (int i = 0; i < ITEMS; ++i) value[i] *= silu<FAST>(A(widen(gate[k].lane[i])));
-          }
-          Vector<T, ITEMS> out;
+        for (int i = 0; i < ITEMS; ++i) value[i] = fma(skip, A(widen(u[k].lane[i])), value[i]);
+        if (d.z) {
 #pragma unroll
-          for (int i = 0; i < ITEMS; ++i) out.lane[i] = narrow<T>(value[i]);
-          store_row(y + (block_row + row) * d.length + t, d.length - t, wide, out);
+          for (int i = 0; i < ITEMS; ++i) value[i] *= silu<FAST>(A(widen(gate[k].lane[i])));
         }
+        Vector<T, ITEMS> out;
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) out.lane[i] = narrow<T>(value[i]);
+        store_row<WIDE>(y + offset[k] + tile, left(k, steps), out);
       }
     }
+    tile_of = tiles + (tile_of == tiles ? STEPS * MATRIX : 0);
   }
 
 #pragma unroll
-  for (int j = 0; j < CHANNELS; ++j) {
-    if (slot + j >= place.count) continue;
-    const int64_t row = block_row + slot + j;
+  for (int j = 0; j < ROWS; ++j) {
+    const int r = group + j * C::GROUPS;
+    if (r >= count) continue;
+    const int64_t row = first_row + r;
     if (WALK && walk.from_zero) {
       const int64_t at = place.segment * d.batch * d.channels + row;
       if (lane == 0) plan_sums<T>(plan)[at] = step_sum[j];
@@ -289,75 +276,39 @@ __global__ void __launch_bounds__(THREADS) scan(ScanData<T> d, SegmentPlan plan,
   }
 }
 
-template <int N>
-using Int = std::integral_constant<int, N>;
-
 template <typename T, typename Body>
-void dispatch_lanes(int states, const Body& body) {
+void dispatch_cut(int states, const Body& body) {
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
-    body(Int<32>{});
+    body(WarpCut<32, 8, 1, 4>{});
   } else if (states <= 16) {
-    body(Int<2>{});
+    body(WarpCut<4, 4, 2, 4>{});
   } else if (states <= 64) {
-    body(Int<8>{});
+    body(WarpCut<16, 4, 2, 4>{});
   } else {
-    body(Int<32>{});
+    body(WarpCut<32, 8, 1, 4>{});
   }
 }
 
-template <typename T, int LANES, bool WALK>
+template <typename T, typename C, bool WALK>
 void launch_scan(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const StateWalk<T>& walk, T* y,
                  DeviceAccumulate<T>* final_state) {
-  constexpr int PER_BLOCK = CHANNELS_PER_BLOCK<T, LANES>;
-  constexpr size_t BYTES = SHARED_BYTES<T, LANES>;
+  constexpr size_t BYTES = ScanShared<T, C>::BYTES;
   const int64_t per_group = d.channels / d.groups;
-  const int64_t blocks = d.batch * d.groups * ((per_group + PER_BLOCK - 1) / PER_BLOCK) * plan.count;
+  const int64_t blocks = d.batch * d.groups * ((per_group + C::CHANNELS - 1) / C::CHANNELS) * plan.count;
   const bool wide = d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) && aligned(y);
-  STD_CUDA_CHECK(
-      cudaFuncSetAttribute(scan<T, LANES, WALK>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(BYTES)));
-  scan<T, LANES, WALK>
-      <<<static_cast<unsigned>(blocks), THREADS, BYTES, context.stream()>>>(d, plan, walk, y, final_state, wide);
-  Launch::check();
-}
-
-template <typename T>
-__global__ void update_rows(ScanData<T> d, const DeviceAccumulate<T>* state, DeviceAccumulate<T>* next,
-                            T* __restrict__ y, int lanes) {
-  using A = DeviceAccumulate<T>;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t row = index / lanes;
-  const int lane = static_cast<int>(index % lanes);
-  const bool there = row < d.batch * d.channels;
-  A sum = A(0);
-  const int64_t channel = there ? row % d.channels : 0;
-  const int64_t batch = there ? row / d.channels : 0;
-  const A x = there ? A(widen(d.u[row])) : A(0);
-  if (there) {
-    const int64_t group = channel / d.per_group();
-    A step = A(widen(d.delta[row])) + (d.bias ? d.bias[channel] : A(0));
-    if (d.use_softplus) step = softplus<sizeof(T) == 2>(step);
-    for (int n = lane; n < d.states; n += lanes) {
-      const A b = widen(d.b[batch * d.b_strides.batch + group * d.b_strides.group + n * d.b_strides.state]);
-      const A c = widen(d.c[batch * d.c_strides.batch + group * d.c_strides.group + n * d.c_strides.state]);
-      const A h =
-          fma(exp2_fast(step * d.a[channel * d.states + n] * A(LOG2_E)), state[row * d.states + n], step * x * b);
-      next[row * d.states + n] = h;
-      sum = fma(h, c, sum);
-    }
-  }
-  for (int by = lanes / 2; by > 0; by /= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, by);
-  if (there && lane == 0) {
-    if (d.skip) sum = fma(d.skip[channel], x, sum);
-    if (d.z) sum *= silu<sizeof(T) == 2>(A(widen(d.z[row])));
-    y[row] = narrow<T>(sum);
-  }
+  auto launch = [&](auto kernel) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(BYTES)));
+    kernel<<<static_cast<unsigned>(blocks), C::THREADS, BYTES, context.stream()>>>(d, plan, walk, y, final_state);
+    Launch::check();
+  };
+  wide ? launch(scan<T, C, WALK, true>) : launch(scan<T, C, WALK, false>);
 }
 
 }  // namespace
 
 SegmentPlan plan_segments(const SelectiveShape& shape, int64_t warps_a_segment, int sms, int64_t tile) {
-  constexpr int64_t ENOUGH = 6, WANTED = 8;  // warps an SM
+  constexpr int64_t ENOUGH = 8, WANTED = 16;  // warps an SM
   if (warps_a_segment >= ENOUGH * sms || shape.length <= 2 * tile) return {1, std::max<int64_t>(shape.length, 1)};
   const int64_t aim = (WANTED * sms + warps_a_segment - 1) / warps_a_segment;
   const int64_t tiles = (shape.length + tile - 1) / tile;
@@ -367,15 +318,18 @@ SegmentPlan plan_segments(const SelectiveShape& shape, int64_t warps_a_segment, 
 }
 
 int64_t scan_warps(const SelectiveShape& shape) {
-  const int64_t lanes = shape.states <= 16 ? 2 : shape.states <= 64 ? 8 : 32;
-  const int64_t per_block = THREADS / lanes * CHANNELS;
-  return shape.batch * shape.groups * ((shape.per_group() + per_block - 1) / per_block) * (THREADS / 32);
+  int64_t warps = 0;
+  dispatch_cut<float>(shape.states, [&](auto cut) {
+    using C = decltype(cut);
+    warps = shape.batch * shape.groups * ((shape.per_group() + C::WARP_ROWS - 1) / C::WARP_ROWS);
+  });
+  return warps;
 }
 
 template <typename T>
 void walk_segments(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const StateWalk<T>& walk) {
-  dispatch_lanes<T>(d.states,
-                    [&](auto lanes) { launch_scan<T, lanes, true>(context, d, plan, walk, nullptr, nullptr); });
+  dispatch_cut<T>(d.states,
+                  [&](auto cut) { launch_scan<T, decltype(cut), true>(context, d, plan, walk, nullptr, nullptr); });
 }
 
 template void walk_segments(const Launch&, const ScanData<float>&, const SegmentPlan&, const StateWalk<float>&);
@@ -417,68 +371,14 @@ std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, 
     SegmentPlan plan = plan_segments(shape, scan_warps(shape), context.multiprocessors(), TILE_STEPS<T>);
     const Tensor space = segment_space(u, plan, shape);
     if (plan.count > 1) walk_segments<T>(context, d, plan, StateWalk<T>::from_nothing());
-    dispatch_lanes<T>(shape.states, [&](auto lanes) {
-      launch_scan<T, lanes, false>(context, d, plan, StateWalk<T>{}, static_cast<T*>(y.mutable_data_ptr()),
-                                   static_cast<DeviceAccumulate<T>*>(final_state.mutable_data_ptr()));
+    dispatch_cut<T>(shape.states, [&](auto cut) {
+      launch_scan<T, decltype(cut), false>(context, d, plan, StateWalk<T>{}, static_cast<T*>(y.mutable_data_ptr()),
+                                           static_cast<DeviceAccumulate<T>*>(final_state.mutable_data_ptr()));
     });
   });
   return {y, final_state};
 }
 
-namespace {
-
-void update_into(const char* op, const Tensor& state, Tensor& next, Tensor& y, const SelectiveArguments& given) {
-  const SelectiveShape shape = check_selective_update(op, state, given);
-  const Tensor u = as_contiguous(given.u), delta = as_contiguous(given.delta), A = as_contiguous(given.A);
-  const Tensor kept = as_contiguous(state);
-  const OptionalTensor D = as_contiguous(given.D), z = as_contiguous(given.z), bias = as_contiguous(given.delta_bias);
-  if (shape.batch * shape.channels == 0) return;
-  dispatch_floating(op, u, [&](auto tag) {
-    using T = typename DeviceType<typename decltype(tag)::type>::type;
-    using W = DeviceAccumulate<T>;
-    const ScanData<T> d = scan_data<T>(shape, {u, delta, A, given.B, given.C, D, z, bias, given.delta_softplus, kept});
-    Launch context(u);
-    int lanes = 1;
-    while (lanes < 32 && lanes * 4 < shape.states) lanes *= 2;
-    const int64_t threads = shape.batch * shape.channels * lanes;
-    update_rows<T><<<static_cast<unsigned>((threads + 127) / 128), 128, 0, context.stream()>>>(
-        d, d.initial, static_cast<W*>(next.mutable_data_ptr()), static_cast<T*>(y.mutable_data_ptr()), lanes);
-    Launch::check();
-  });
-}
-
-}  // namespace
-
-std::tuple<Tensor, Tensor> selective_scan_update(const Tensor& state, const Tensor& u, const Tensor& delta,
-                                                 const Tensor& A, const Tensor& B, const Tensor& C,
-                                                 const OptionalTensor& D, const OptionalTensor& z,
-                                                 const OptionalTensor& delta_bias, bool delta_softplus) {
-  const OptionalTensor none;
-  Tensor y = new_contiguous_like(u), next = new_contiguous_like(state);
-  update_into("selective_scan_update", state, next, y, {u, delta, A, B, C, D, z, delta_bias, delta_softplus, none});
-  return {y, next};
-}
-
-Tensor selective_scan_update_(Tensor state, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
-                              const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
-                              const OptionalTensor& delta_bias, bool delta_softplus) {
-  const OptionalTensor none;
-  Tensor y = new_contiguous_like(u);
-  const SelectiveArguments arguments{u, delta, A, B, C, D, z, delta_bias, delta_softplus, none};
-  if (state.is_contiguous()) {
-    update_into("selective_scan_update_", state, state, y, arguments);
-  } else {
-    Tensor next = new_contiguous_like(state);
-    update_into("selective_scan_update_", state, next, y, arguments);
-    torch::stable::copy_(state, next);
-  }
-  return y;
-}
-
 }  // namespace opgraft::cuda
 
-STABLE_TORCH_LIBRARY_IMPL(opgraft, CUDA, m) {
-  m.impl("selective_scan", TORCH_BOX(&opgraft::cuda::selective_scan));
-  m.impl("selective_scan_update", TORCH_BOX(&opgraft::cuda::selective_scan_update));
-  m.impl("selective_scan_update_", TORCH_BOX(&opgraft::cuda::selective_scan_update_));
-}
+STABLE_TORCH_LIBRARY_IMPL(opgraft, CUDA, m) { m.impl("selective_scan", TORCH_BOX(&opgraft::cuda::selective_scan)); }

@@ -8,6 +8,9 @@
 
 namespace opgraft::cuda {
 
+// How B and C are read: in vectors along time or along states where strides and addresses allow it, else one by one.
+enum class MatrixAccess { SINGLE, ALONG_STEPS, ALONG_STATES };
+
 template <typename T>
 struct ScanData {
   using W = DeviceAccumulate<T>;
@@ -16,6 +19,7 @@ struct ScanData {
   const T *u, *delta, *b, *c, *z;
   const W *a, *skip, *bias, *initial;
   MatrixStrides b_strides, c_strides;
+  MatrixAccess access;
   bool use_softplus;
 
   __device__ __forceinline__ int64_t per_group() const { return channels / groups; }
@@ -53,34 +57,30 @@ __device__ __forceinline__ float exp2_fast(float x) {
 }
 __device__ __forceinline__ double exp2_fast(double x) { return exp2(x); }
 
-// 2^x on the FMA units: 2^n 2^f with |f| <= 1/2 and a polynomial of degree 5 for 2^f, fitted to the least largest
-// relative error, 9e-8. Used for a share of the exponentials, so that neither unit is the limit alone.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-  x = fmaxf(x, -126.0f);
-  const float shifted = x + 12582912.0f;
-  const float f = x - (shifted - 12582912.0f);
-  float p = 1.326472690e-3f;
-  p = fmaf(p, f, 9.671512661e-3f);
-  p = fmaf(p, f, 5.550733744e-2f);
-  p = fmaf(p, f, 2.402224208e-1f);
-  p = fmaf(p, f, 6.931469776e-1f);
-  p = fmaf(p, f, 1.0f);
-  return __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
+__device__ __forceinline__ float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 inline constexpr double LOG2_E = 1.4426950408889634;
 inline constexpr double SOFTPLUS_THRESHOLD = 20;  // torch's: above it softplus is the identity
 
-// log(1 + e) by log(w) e / (w - 1) with w = 1 + e rounded, exact to a few ulp also where e is tiny (Kahan).
+// FAST: three terms of the series where e is small, since 1 + e would round it away; relative error 2e-5.
 template <bool FAST, typename A>
 __device__ __forceinline__ A softplus(A x) {
   if constexpr (std::is_same_v<A, double>) {
     return x > SOFTPLUS_THRESHOLD ? x : log1p(exp(x));
   } else if constexpr (FAST) {
     const float e = exp2_fast(x * static_cast<float>(LOG2_E));
-    const float w = 1.0f + e;
-    const float corrected = __logf(w) * __fdividef(e, w - 1.0f);
-    const float value = w == 1.0f ? e : corrected;
+    const float series = e * fmaf(e, fmaf(e, 0.33333333f, -0.5f), 1.0f);
+    const float value = e < 0.03125f ? series : log2_fast(1.0f + e) * 0.69314718f;
     return x > 20.0f ? x : value;
   } else {
     return x > 20.0f ? x : log1pf(expf(x));
@@ -92,7 +92,7 @@ __device__ __forceinline__ A sigmoid(A x) {
   if constexpr (std::is_same_v<A, double>) {
     return 1.0 / (1.0 + exp(-x));
   } else if constexpr (FAST) {
-    return __fdividef(1.0f, 1.0f + exp2_fast(-x * static_cast<float>(LOG2_E)));
+    return reciprocal_fast(1.0f + exp2_fast(x * static_cast<float>(-LOG2_E)));
   } else {
     return 1.0f / (1.0f + expf(-x));
   }
@@ -100,101 +100,228 @@ __device__ __forceinline__ A sigmoid(A x) {
 
 template <bool FAST, typename A>
 __device__ __forceinline__ A silu(A x) {
-  const A s = sigmoid<FAST>(x);
-  return s == A(0) ? A(0) : x * s;
+  return x * sigmoid<FAST>(x);
 }
 
-// ITEMS consecutive steps of a row, in whole vectors where the row allows it. Steps past `steps` are zero.
+// A vector in one access, whatever its element is.
 template <typename T, int ITEMS>
-__device__ __forceinline__ void load_row(const T* row, int64_t steps, bool wide, Vector<T, ITEMS>& out) {
-  if (wide && steps >= ITEMS) {
-    out = *reinterpret_cast<const Vector<T, ITEMS>*>(row);
+__device__ __forceinline__ Vector<T, ITEMS> load_vector(const T* from) {
+  static_assert(sizeof(Vector<T, ITEMS>) == sizeof(uint4));
+  Vector<T, ITEMS> out;
+  *reinterpret_cast<uint4*>(&out) = *reinterpret_cast<const uint4*>(from);
+  return out;
+}
+
+template <typename T, int ITEMS>
+__device__ __forceinline__ void store_vector(T* to, const Vector<T, ITEMS>& in) {
+  static_assert(sizeof(Vector<T, ITEMS>) == sizeof(uint4));
+  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&in);
+}
+
+// ITEMS consecutive steps of a row, `left` of which are there; the others are zero. WIDE: rows are aligned and whole
+// vectors long, so all of them are there or none.
+template <bool WIDE, typename T, int ITEMS>
+__device__ __forceinline__ void load_row(const T* row, int left, Vector<T, ITEMS>& out) {
+  if constexpr (WIDE) {
+    *reinterpret_cast<uint4*>(&out) = make_uint4(0, 0, 0, 0);
+    if (left > 0) out = load_vector<T, ITEMS>(row);
   } else {
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) out.lane[i] = i < steps ? row[i] : narrow<T>(DeviceAccumulate<T>(0));
+    for (int i = 0; i < ITEMS; ++i) out.lane[i] = i < left ? row[i] : narrow<T>(DeviceAccumulate<T>(0));
   }
 }
 
-template <typename T, int ITEMS>
-__device__ __forceinline__ void store_row(T* row, int64_t steps, bool wide, const Vector<T, ITEMS>& in) {
-  if (wide && steps >= ITEMS) {
-    *reinterpret_cast<Vector<T, ITEMS>*>(row) = in;
+template <bool WIDE, typename T, int ITEMS>
+__device__ __forceinline__ void store_row(T* row, int left, const Vector<T, ITEMS>& in) {
+  if constexpr (WIDE) {
+    if (left > 0) store_vector(row, in);
   } else {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      if (i < steps) row[i] = in.lane[i];
+      if (i < left) row[i] = in.lane[i];
     }
   }
 }
 
-// B or C of STEPS steps on their way into shared memory, [step][padded state]; states and steps that are not there
-// become zero. Loads and stores are apart, so that a tile's loads are all in flight at once, and where they are few
-// enough to wait in registers, during the tile before.
-template <typename T, int STEPS, int PADDED, int THREADS>
-class MatrixTile {
- public:
-  __device__ __forceinline__ MatrixTile(const T* matrix, const MatrixStrides& strides, const BlockPlace& place)
-      : base_(matrix + place.batch * strides.batch + place.group * strides.group),
-        state_(strides.state),
-        step_(strides.step) {}
+// How a warp is cut: LANES threads share the states of a row, NS each; a thread has ROWS rows, GROUPS apart.
+template <int LANES_, int NS_, int ROWS_, int WARPS_>
+struct WarpCut {
+  static constexpr int LANES = LANES_;
+  static constexpr int NS = NS_;
+  static constexpr int ROWS = ROWS_;
+  static constexpr int WARPS = WARPS_;
+  static constexpr int THREADS = 32 * WARPS;
+  static constexpr int GROUPS = 32 / LANES;
+  static constexpr int WARP_ROWS = GROUPS * ROWS;
+  static constexpr int CHANNELS = WARP_ROWS * WARPS;  // a block
+  static constexpr int PADDED = LANES * NS;
+  static constexpr int VALUES = ROWS * NS;
+};
 
-  __device__ __forceinline__ void fetch(int64_t first, int64_t length, int states) {
-    if constexpr (WAITS) load<COUNT>(0, first, length, states);
+// Vectors of ITEMS steps of a warp's rows, dealt to its lanes so that eight lanes on one vector column meet eight rows:
+// with row pitches of 4 words modulo 32, 16-byte accesses to shared memory then touch every bank once.
+template <typename C, int STEPS, int ITEMS>
+struct RowTasks {
+  static constexpr int VECTORS = STEPS / ITEMS;
+  static constexpr int ALL = C::WARP_ROWS * VECTORS;
+  static constexpr int COUNT = (ALL + 31) / 32;
+  static constexpr int SIDE = C::WARP_ROWS < 8 ? C::WARP_ROWS : 8;
+
+  static __device__ __forceinline__ bool real(int task) { return ALL % 32 == 0 || task < ALL; }
+  static __device__ __forceinline__ int row(int task) { return task % SIDE + task / (SIDE * VECTORS) * SIDE; }
+  static __device__ __forceinline__ int step(int task) { return task / SIDE % VECTORS * ITEMS; }
+};
+
+// Adds up COUNT values over the lanes at distances END / 2 down to FIRST. Every exchange halves what is left, so a lane
+// ends with the sums from index `base`, COUNT * FIRST / END of them; where only one is left it goes on as a butterfly.
+template <int COUNT, int FIRST, int END, int ALL, typename A>
+__device__ __forceinline__ void scatter_sums(A (&values)[ALL], int lane, int& base) {
+  if constexpr (FIRST < END) {
+    constexpr int BY = END / 2;
+    if constexpr (COUNT == 1) {
+      values[0] += __shfl_xor_sync(WHOLE_WARP, values[0], BY);
+      scatter_sums<1, FIRST, BY>(values, lane, base);
+    } else {
+      constexpr int HALF = COUNT / 2;
+      const bool upper = lane & BY;
+#pragma unroll
+      for (int i = 0; i < HALF; ++i) {
+        const A mine = upper ? values[HALF + i] : values[i];
+        const A theirs = upper ? values[i] : values[HALF + i];
+        values[i] = mine + __shfl_xor_sync(WHOLE_WARP, theirs, BY);
+      }
+      if (upper) base += HALF;
+      scatter_sums<HALF, FIRST, BY>(values, lane, base);
+    }
+  }
+}
+
+template <int COUNT, typename A>
+__device__ __forceinline__ void load_values(const A* from, A (&out)[COUNT]) {
+  constexpr int WIDE = COUNT * sizeof(A) < 16 ? COUNT : 16 / sizeof(A);
+#pragma unroll
+  for (int v = 0; v < COUNT / WIDE; ++v) {
+    const auto pack = reinterpret_cast<const Vector<A, WIDE>*>(from)[v];
+#pragma unroll
+    for (int i = 0; i < WIDE; ++i) out[v * WIDE + i] = pack.lane[i];
+  }
+}
+
+// Read once: not kept in the L1 cache.
+template <int COUNT, typename A>
+__device__ __forceinline__ void load_streamed(const A* from, A (&out)[COUNT]) {
+  static_assert(COUNT * sizeof(A) % sizeof(float4) == 0);
+#pragma unroll
+  for (int v = 0; v < static_cast<int>(COUNT * sizeof(A) / sizeof(float4)); ++v) {
+    reinterpret_cast<float4*>(out)[v] = __ldcs(reinterpret_cast<const float4*>(from) + v);
+  }
+}
+
+template <int COUNT, typename A>
+__device__ __forceinline__ void store_values(A* to, const A (&in)[COUNT]) {
+  constexpr int WIDE = COUNT * sizeof(A) < 16 ? COUNT : 16 / sizeof(A);
+#pragma unroll
+  for (int v = 0; v < COUNT / WIDE; ++v) {
+    Vector<A, WIDE> pack;
+#pragma unroll
+    for (int i = 0; i < WIDE; ++i) pack.lane[i] = in[v * WIDE + i];
+    reinterpret_cast<Vector<A, WIDE>*>(to)[v] = pack;
+  }
+}
+
+// B and C (or one of them) of STEPS steps on their way into shared memory, [step][PITCH], B's states from 0 and C's
+// from PADDED; states and steps that are not there become zero. Vectors wait in registers during the tile before.
+template <typename T, int STEPS, int PADDED, int PITCH, int THREADS, bool WITH_B, bool WITH_C>
+class MatrixTiles {
+  using A = DeviceAccumulate<T>;
+  static constexpr int ITEMS = VECTOR_WIDTH<T>;
+  static constexpr int KINDS = WITH_B + WITH_C;
+  static constexpr int ELEMENTS = STEPS * PADDED;
+  static constexpr int VECTORS = ELEMENTS / ITEMS;
+  static constexpr int COUNT = (KINDS * VECTORS + THREADS - 1) / THREADS;
+  static constexpr int FIRST = WITH_B ? 0 : 1;
+  static_assert(PADDED % ITEMS == 0 && STEPS % ITEMS == 0);
+
+ public:
+  __device__ __forceinline__ MatrixTiles(const ScanData<T>& d, const BlockPlace& place)
+      : d_(d),
+        b_(d.b + place.batch * d.b_strides.batch + place.group * d.b_strides.group),
+        c_(d.c + place.batch * d.c_strides.batch + place.group * d.c_strides.group) {}
+
+  __device__ __forceinline__ void fetch(int64_t tile, int steps) {
+    if (d_.access == MatrixAccess::SINGLE) return;
+    const bool along_steps = d_.access == MatrixAccess::ALONG_STEPS;
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+      const int v = threadIdx.x + k * THREADS;
+      const int kind = FIRST + v / VECTORS;
+      const int t = step_of(v % VECTORS, along_steps), n = state_of(v % VECTORS, along_steps);
+      const MatrixStrides& strides = kind ? d_.c_strides : d_.b_strides;
+      const T* from = (kind ? c_ : b_) + n * strides.state + (tile + t) * strides.step;
+      load_row<true>(from, v < KINDS * VECTORS && n < d_.states && t < steps, held_[k]);
+    }
   }
 
-  template <typename A>
-  __device__ __forceinline__ void store(A* out, int64_t first, int64_t length, int states) {
-    if constexpr (WAITS) {
-      keep<COUNT>(0, out);
+  __device__ __forceinline__ void store(A* out, int64_t tile, int steps) {
+    if (d_.access == MatrixAccess::SINGLE) {
+      store_single(out, tile, steps);
+    } else if (d_.access == MatrixAccess::ALONG_STEPS) {
+      each_held([&](int kind, int v, const Vector<T, ITEMS>& held) {
+        A* to = out + step_of(v, true) * PITCH + kind * PADDED + state_of(v, true);
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) to[i * PITCH] = widen(held.lane[i]);
+      });
     } else {
-      for (int k = 0; k < COUNT; k += BATCH) {
-        load<BATCH>(k, first, length, states);
-        keep<BATCH>(k, out);
-      }
+      each_held([&](int kind, int v, const Vector<T, ITEMS>& held) {
+        A wide[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) wide[i] = widen(held.lane[i]);
+        store_values(out + step_of(v, false) * PITCH + kind * PADDED + state_of(v, false), wide);
+      });
     }
   }
 
  private:
-  static constexpr int ALL = STEPS * PADDED;
-  static constexpr int COUNT = (ALL + THREADS - 1) / THREADS;
-  static constexpr int BATCH = COUNT < 8 ? COUNT : 8;
-  static constexpr bool WAITS = COUNT <= 4;
-  static_assert(COUNT % BATCH == 0);
+  // Of a vector: neighbouring threads take neighbouring states of the same steps, or neighbours in memory.
+  static __device__ __forceinline__ int step_of(int v, bool along_steps) {
+    return along_steps ? v / PADDED * ITEMS : v / (PADDED / ITEMS);
+  }
+  static __device__ __forceinline__ int state_of(int v, bool along_steps) {
+    return along_steps ? v % PADDED : v % (PADDED / ITEMS) * ITEMS;
+  }
 
-  // Neighbouring threads take neighbouring elements.
-  __device__ __forceinline__ int step_of(int i) const { return state_ <= step_ ? i / PADDED : i % STEPS; }
-  __device__ __forceinline__ int state_of(int i) const { return state_ <= step_ ? i % PADDED : i / STEPS; }
-
-  template <int N>
-  __device__ __forceinline__ void load(int from, int64_t first, int64_t length, int states) {
+  template <typename Body>
+  __device__ __forceinline__ void each_held(const Body& body) const {
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      const int i = threadIdx.x + (from + k) * THREADS;
-      const int t = step_of(i), n = state_of(i);
-      const bool there = i < ALL && n < states && first + t < length;
-      held_[k] = there ? base_[n * state_ + (first + t) * step_] : narrow<T>(DeviceAccumulate<T>(0));
+    for (int k = 0; k < COUNT; ++k) {
+      const int v = threadIdx.x + k * THREADS;
+      if (v < KINDS * VECTORS) body(FIRST + v / VECTORS, v % VECTORS, held_[k]);
     }
   }
 
-  template <int N, typename A>
-  __device__ __forceinline__ void keep(int from, A* out) const {
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      const int i = threadIdx.x + (from + k) * THREADS;
-      if (i < ALL) out[step_of(i) * PADDED + state_of(i)] = widen(held_[k]);
+  __device__ __forceinline__ void store_single(A* out, int64_t tile, int steps) const {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < KINDS * ELEMENTS; i += THREADS) {
+      const int kind = FIRST + i / ELEMENTS;
+      const MatrixStrides& strides = kind ? d_.c_strides : d_.b_strides;
+      const int rest = i % ELEMENTS;
+      const bool by_state = strides.state <= strides.step;
+      const int t = by_state ? rest / PADDED : rest % STEPS, n = by_state ? rest % PADDED : rest / STEPS;
+      const T* from = (kind ? c_ : b_) + n * strides.state + (tile + t) * strides.step;
+      out[t * PITCH + kind * PADDED + n] = n < d_.states && t < steps ? A(widen(*from)) : A(0);
     }
   }
 
-  const T* base_;
-  int64_t state_;
-  int64_t step_;
-  T held_[BATCH];
+  const ScanData<T>& d_;
+  const T* b_;
+  const T* c_;
+  Vector<T, ITEMS> held_[COUNT];
 };
 
-// Asks for the line of a row that the next tile will read, where there is one.
+// Brings what the next tile reads of a row into the L2 cache.
 template <typename T>
-__device__ __forceinline__ void prefetch_row(const T* row, bool there) {
-  if (there) asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
+__device__ __forceinline__ void prefetch_row(const T* row) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
 }
 
 }  // namespace opgraft::cuda

@@ -25,15 +25,15 @@ __host__ __device__ __forceinline__ DeviceAccumulate<T>* plan_ends(const Segment
 }
 
 // A walk without outputs: from zero in every segment, to fill the plan, or from the true state, to keep the state
-// before every `every`-th step in [batch][channel][mark][state].
+// before every 2^every_log2-th step in [batch][channel][mark][state].
 template <typename T>
 struct StateWalk {
   bool from_zero = false;
   DeviceAccumulate<T>* states = nullptr;
-  int every = 1;
+  int every_log2 = 0;
   int64_t marks = 0;
 
-  static StateWalk from_nothing() { return {true, nullptr, 1, 0}; }
+  static StateWalk from_nothing() { return {true, nullptr, 0, 0}; }
 };
 
 SegmentPlan plan_segments(const SelectiveShape& shape, int64_t warps_a_segment, int sms, int64_t tile);
@@ -46,6 +46,19 @@ Tensor segment_space(const Tensor& like, SegmentPlan& plan, const SelectiveShape
 
 template <typename T>
 void walk_segments(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const StateWalk<T>& walk);
+
+template <typename T>
+MatrixAccess matrix_access(const Tensor& B, const Tensor& C, const SelectiveShape& shape) {
+  constexpr int64_t ITEMS = VECTOR_WIDTH<T>;
+  bool steps = shape.length % ITEMS == 0, states = shape.states % ITEMS == 0;
+  for (const Tensor* matrix : {&B, &C}) {
+    const MatrixStrides s = MatrixStrides::of(*matrix);
+    const bool whole = aligned(matrix->const_data_ptr()) && s.batch % ITEMS == 0 && s.group % ITEMS == 0;
+    steps = steps && whole && s.step == 1 && s.state % ITEMS == 0;
+    states = states && whole && s.state == 1 && s.step % ITEMS == 0;
+  }
+  return steps ? MatrixAccess::ALONG_STEPS : states ? MatrixAccess::ALONG_STATES : MatrixAccess::SINGLE;
+}
 
 template <typename T>
 ScanData<T> scan_data(const SelectiveShape& shape, const SelectiveArguments& a) {
@@ -66,6 +79,7 @@ ScanData<T> scan_data(const SelectiveShape& shape, const SelectiveArguments& a) 
           optional_data<W>(a.initial_state),
           MatrixStrides::of(a.B),
           MatrixStrides::of(a.C),
+          matrix_access<T>(a.B, a.C, shape),
           a.delta_softplus};
 }
 

@@ -1,18 +1,21 @@
 // Mamba's selective scan on CUDA, backward.
 //
-// A first launch walks the forward scan again and keeps the state before every EVERY-th step (4 bytes * states / EVERY
-// a step and channel, in memory of this call only). Then a block owns the channels of CHANNELS rows and one segment of
-// time and goes backwards through tiles of STEPS steps: step sizes, u and the gradient of y before the gate are put
-// into shared memory by all threads; a thread owns NS states of one channel, computes EVERY states and decays forward
-// from the kept one into registers, and walks back over them.
+// A first launch walks the forward scan again and keeps the state before every STEPS-th step (4 bytes * states / STEPS
+// a step and channel, in memory of this call only). Then a warp owns 16 channels (2 rows a thread, 4 lanes with 4
+// states each; more lanes where there are more states) and goes backwards through tiles of STEPS steps. In a tile it
+// puts step sizes, inputs and the gradient of y before the gate into its own shared memory, walks forward from the kept
+// state and notes the state before every K-th step there, and then takes K steps at a time: states and decays forward
+// into registers, and back over them.
 //
-// Sums over a channel's states (for du, d delta and dz) go over the LANES threads of the channel, sums over channels
-// (for dB and dC) over the rows of a warp, both by exchanges that halve what is left at every shuffle; warps add up in
-// shared memory and blocks in a later launch, always in the same order. Sums over time (dA, dD, d delta_bias) stay in
-// registers.
+// Sums over a channel's states (for du, d delta and dz) go over its lanes, sums over channels (for dB and dC) over the
+// rows of a warp, both by exchanges that halve what is left at every shuffle; warps add up in shared memory (in two
+// buffers, so a tile has one barrier) and blocks in a later launch, always in the same order. Sums over time (dA, dD,
+// d delta_bias) stay in registers.
 //
-// Cost a (step, channel, state): two exponentials (one in the first launch) and about 27 issue slots, 10 of them in
-// the sums over channels: 8x4096x4096 with 16 states is about 2 ms of issue slots on 132 SMs at 1.85 GHz.
+// Cost a (step, channel, state): three exponentials (one in the first launch), 25 issue slots in the walks, 6 of them
+// in the sums, and about 7 around them; 8 in the first launch: 8x4096x4096 with 16 states is 2.7 ms of issue slots on
+// 132 SMs at 1.93 GHz. States and decays of K steps are 64 registers: two warps a scheduler with 255 registers each
+// were faster than four that spill.
 //
 // Few channels: time is cut into segments; a launch walks each backwards from a zero gradient of the state, and the
 // main launch folds those of the segments behind its own, in order, as the forward scan does.
@@ -28,36 +31,30 @@
 namespace opgraft::cuda {
 namespace {
 
-template <typename T>
-constexpr int EVERY = sizeof(DeviceAccumulate<T>) == 8 ? 4 : 8;
-
-// How a block is cut: LANES threads a channel with NS states each.
-template <typename T, int LANES_, int NS_, int STEPS_, int THREADS_>
-struct Cut {
-  static constexpr int LANES = LANES_;
-  static constexpr int NS = NS_;
+template <typename C, int STEPS_, int BLOCKS_>
+struct BackCut : C {
   static constexpr int STEPS = STEPS_;
-  static constexpr int THREADS = THREADS_;
-  static constexpr int CHANNELS = THREADS / LANES;
-  static constexpr int ROWS = 32 / LANES;  // channels a warp
-  static constexpr int WARPS = THREADS / 32;
-  static constexpr int PADDED = LANES * NS;
-  static constexpr int ITEMS = VECTOR_WIDTH<T>;
-  static constexpr int VECTORS = STEPS / ITEMS;
-  static constexpr int TASKS = (CHANNELS * VECTORS + THREADS - 1) / THREADS;
-  static constexpr int PITCH = STEPS + 1;
-  static_assert(STEPS % ITEMS == 0 && STEPS % EVERY<T> == 0 && 2 * NS % ROWS == 0);
+  static constexpr int BLOCKS = BLOCKS_;  // an SM
 };
 
-// In: step size, u, gradient of y before the gate. Out: gradient of (step * u), of step by the decays, and y.
-template <typename A>
-struct alignas(4 * sizeof(A)) Slot {
-  A value[4];
-};
+// Three planes of a warp's rows: going in, the step size, the step size times u, and the gradient of y before the gate;
+// coming out, the gradient of (step size * u), the gradient of the step size by the decays, and y.
+enum Plane { STEP, INPUT, OUTPUT, PLANES };
 
 template <typename A, typename C>
-constexpr size_t SHARED_BYTES = sizeof(Slot<A>) * C::CHANNELS * C::PITCH +
-                                sizeof(A) * (2 * C::STEPS * C::PADDED + 2 * C::WARPS * C::STEPS * C::PADDED);
+struct BackShared {
+  static constexpr int K = sizeof(A) == 8 ? 2 : 4;  // steps whose states are in registers at once
+  static constexpr int MATRIX = 2 * C::PADDED + 4;  // B, then C, of one step
+  static constexpr int PITCH = C::STEPS + 4;        // of a plane's row: 4 words modulo 16
+  static constexpr int SUMS = 2 * C::PADDED + 1;    // of one step, dB then dC; odd, since it is read along time
+  static constexpr int TILES = 2 * C::STEPS * MATRIX;
+  static constexpr int WARP_SUMS = (C::STEPS * SUMS + 3) / 4 * 4;
+  static constexpr int PLANE = C::WARP_ROWS * PITCH;
+  static constexpr int STARTS = C::STEPS / K * C::VALUES * 32;
+  static constexpr int WARP = PLANES * PLANE + STARTS;
+  static constexpr size_t BYTES = sizeof(A) * (TILES + 2 * C::WARPS * WARP_SUMS + C::WARPS * WARP);
+  static_assert(C::STEPS % K == 0);
+};
 
 template <typename T>
 struct ScanGradients {
@@ -72,346 +69,426 @@ struct ScanGradients {
   W* initial;
 };
 
-template <int NS, typename A>
-__device__ __forceinline__ void load_states(const A* from, A (&out)[NS]) {
-  constexpr int WIDE = 16 / sizeof(A);
-#pragma unroll
-  for (int v = 0; v < NS / WIDE; ++v) {
-    const auto pack = reinterpret_cast<const Vector<A, WIDE>*>(from)[v];
-#pragma unroll
-    for (int i = 0; i < WIDE; ++i) out[v * WIDE + i] = pack.lane[i];
-  }
-}
-
-// Adds up COUNT values over the lanes at distances FIRST * 2^k below END; each lane is left with COUNT / (END / FIRST)
-// of the sums, from index `base`.
-template <int COUNT, int FIRST, int END, typename A>
-__device__ __forceinline__ void scatter_sums(A (&values)[COUNT], int lane, int& base) {
-  if constexpr (FIRST < END) {
-    constexpr int HALF = COUNT / 2;
-    constexpr int BY = END / 2;
-    const bool upper = lane & BY;
-    A kept[HALF];
-#pragma unroll
-    for (int i = 0; i < HALF; ++i) {
-      const A mine = upper ? values[HALF + i] : values[i];
-      const A theirs = upper ? values[i] : values[HALF + i];
-      kept[i] = mine + __shfl_xor_sync(WHOLE_WARP, theirs, BY);
-    }
-    if (upper) base += HALF;
-    scatter_sums<HALF, FIRST, BY>(kept, lane, base);
-#pragma unroll
-    for (int i = 0; i < HALF; ++i) values[i] = kept[i];
-  }
-}
-
-// The first of three sums over a channel's LANES lands in lane 0, the second in lane 1, the third in lane 2.
-template <int LANES, typename A>
-__device__ __forceinline__ A lane_sums(A first, A second, A third, int lane) {
-  static_assert(LANES >= 4);
-  const bool odd = lane & 1;
-  A a = (odd ? second : first) + __shfl_xor_sync(WHOLE_WARP, odd ? first : second, 1);
-  A b = third + __shfl_xor_sync(WHOLE_WARP, third, 1);
-  const bool upper = lane & 2;
-  A sum = (upper ? b : a) + __shfl_xor_sync(WHOLE_WARP, upper ? a : b, 2);
-#pragma unroll
-  for (int by = 4; by < LANES; by *= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, by);
-  return sum;
-}
-
 // REDUCE: only the gradient of the state that leaves each segment, from zero, into the plan.
-template <typename T, typename C, bool REDUCE>
-__global__ void __launch_bounds__(C::THREADS, C::THREADS <= 256 && sizeof(DeviceAccumulate<T>) == 4 ? 2 : 1)
-    scan_back(ScanData<T> d, SegmentPlan plan, ScanGradients<T> g, bool wide) {
+// WIDE: see load_row.
+template <typename T, typename C, bool REDUCE, bool WIDE>
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
+    scan_back(ScanData<T> d, SegmentPlan plan, ScanGradients<T> g) {
   using A = DeviceAccumulate<T>;
+  using Shared = BackShared<A, C>;
   constexpr bool FAST = sizeof(T) == 2;
-  constexpr int NS = C::NS, LANES = C::LANES, STEPS = C::STEPS, PADDED = C::PADDED, K = EVERY<T>;
+  constexpr int NS = C::NS, ROWS = C::ROWS, LANES = C::LANES, PADDED = C::PADDED, STEPS = C::STEPS, K = Shared::K;
+  constexpr int MATRIX = Shared::MATRIX, PITCH = Shared::PITCH;
+  constexpr int ITEMS = VECTOR_WIDTH<T>;
+  using Tasks = RowTasks<C, STEPS, ITEMS>;
   extern __shared__ __align__(32) unsigned char shared[];
-  auto* slots = reinterpret_cast<Slot<A>*>(shared);
-  A* tile_b = reinterpret_cast<A*>(slots + C::CHANNELS * C::PITCH);
-  A* tile_c = tile_b + STEPS * PADDED;
-  A* sums = tile_c + STEPS * PADDED;  // [warp][step][B or C][state]
+  const int warp = threadIdx.x / 32, thread = threadIdx.x % 32;
+  const int lane = thread % LANES, group = thread / LANES;
+  A* tiles = reinterpret_cast<A*>(shared);
+  A* all_sums = tiles + Shared::TILES;
+  A* planes = all_sums + 2 * C::WARPS * Shared::WARP_SUMS + warp * Shared::WARP;
+  A* starts = planes + PLANES * Shared::PLANE;
 
   const BlockPlace place = block_place(d, C::CHANNELS);
-  const int lane = threadIdx.x % LANES;
-  const int warp = threadIdx.x / 32;
-  const int channel = threadIdx.x / LANES;
-  const bool there = channel < place.count;
   const int64_t begin = place.segment * plan.length;
   const int64_t end = min(begin + plan.length, d.length);
-  const int64_t block_row = place.batch * d.channels + place.channel;
-  const int64_t row = block_row + channel;
+  const int count = place.count - warp * C::WARP_ROWS;  // rows of this warp that are there
+  const int64_t channel = place.channel + warp * C::WARP_ROWS;
+  const int64_t first_row = place.batch * d.channels + channel;
   const int64_t all_rows = d.batch * d.channels;
 
-  A decay[NS], carry[NS], slope[NS] = {}, step_sum = A(0);
+  A decay[ROWS][NS], carry[ROWS][NS], slope[ROWS][NS] = {}, step_sum[ROWS] = {};
 #pragma unroll
-  for (int i = 0; i < NS; ++i) {
-    const int n = lane * NS + i;
-    const bool real = there && n < d.states;
-    decay[i] = real ? d.a[(place.channel + channel) * d.states + n] * A(LOG2_E) : A(0);
-    carry[i] = A(0);
-    if (real && !REDUCE) {
-      A state = g.up_final ? g.up_final[row * d.states + n] : A(0);
-      for (int64_t s = plan.count - 1; s > place.segment; --s) {
-        const int64_t at = s * all_rows + row;
-        state = exp2_fast(decay[i] * plan_sums<T>(plan)[at]) * state + plan_ends<T>(plan)[at * d.states + n];
-      }
-      carry[i] = state;
-    }
-  }
-  A skip_sum[C::TASKS] = {}, bias_sum[C::TASKS] = {};
-
-  MatrixTile<T, STEPS, PADDED, C::THREADS> matrix_b(d.b, d.b_strides, place), matrix_c(d.c, d.c_strides, place);
-  // The kept states of the next part to be walked, loaded while the part before it is.
-  A start[NS], next_start[NS];
-  auto fetch_start = [&](int64_t mark) {
+  for (int j = 0; j < ROWS; ++j) {
+    const int r = group + j * C::GROUPS;
+    const int64_t row = first_row + r;
 #pragma unroll
     for (int i = 0; i < NS; ++i) {
       const int n = lane * NS + i;
-      const bool real = there && n < d.states && mark >= 0 && mark < g.marks;
-      next_start[i] = real ? g.states[(row * g.marks + mark) * d.states + n] : A(0);
+      const bool real = r < count && n < d.states;
+      decay[j][i] = real ? d.a[(channel + r) * d.states + n] * A(LOG2_E) : A(0);
+      carry[j][i] = A(0);
+      if (!real || REDUCE) continue;
+      A state = g.up_final ? g.up_final[row * d.states + n] : A(0);
+      for (int64_t s = plan.count - 1; s > place.segment; --s) {
+        const int64_t at = s * all_rows + row;
+        state = exp2_fast(decay[j][i] * plan_sums<T>(plan)[at]) * state + plan_ends<T>(plan)[at * d.states + n];
+      }
+      carry[j][i] = state;
     }
+  }
+
+  MatrixTiles<T, STEPS, PADDED, MATRIX, C::THREADS, !REDUCE, true> matrices(d, place);
+  int64_t offset[Tasks::COUNT];
+  A skip_sum[Tasks::COUNT] = {}, bias_sum[Tasks::COUNT] = {};
+#pragma unroll
+  for (int k = 0; k < Tasks::COUNT; ++k) {
+    const int r = Tasks::row(thread + k * 32);
+    const bool there = Tasks::real(thread + k * 32) && r < count;
+    offset[k] = (first_row + (there ? r : 0)) * d.length + Tasks::step(thread + k * 32);
+  }
+  auto steps_left = [&](int64_t tile) { return static_cast<int>(min(d.length - tile, int64_t{STEPS})); };
+  // How much of the k-th task is there, given the tile's steps.
+  auto left = [&](int k, int steps) {
+    const int task = thread + k * 32;
+    return Tasks::real(task) && Tasks::row(task) < count ? steps - Tasks::step(task) : 0;
   };
-
-  const int64_t last_tile = begin + (end - begin - 1) / STEPS * STEPS;
-  if (!REDUCE) fetch_start(last_tile / K + STEPS / K - 1);
-  for (int64_t tile = last_tile; tile >= begin; tile -= STEPS) {
-    if (!REDUCE) matrix_b.fetch(tile, d.length, d.states);
-    matrix_c.fetch(tile, d.length, d.states);
-#pragma unroll
-    for (int k = 0; k < C::TASKS; ++k) {
-      const int task = threadIdx.x + k * C::THREADS;
-      const int r = task / C::VECTORS;
-      const int64_t t = tile + task % C::VECTORS * C::ITEMS;
-      if (r >= C::CHANNELS) continue;
-      const int64_t left = r < place.count ? d.length - t : 0;
-      const int64_t at = (block_row + r) * d.length + t;
-      Vector<T, C::ITEMS> u, delta, up, gate;
-      if (!REDUCE) load_row(d.u + at, left, wide, u);
-      load_row(d.delta + at, left, wide, delta);
-      load_row(g.up + at, left, wide, up);
-      if (d.z) load_row(d.z + at, left, wide, gate);
-      if (tile > begin) {  // the tile before, in time: the next one here
-        const bool more = r < place.count;
-        if (!REDUCE) prefetch_row(d.u + at - STEPS, more);
-        prefetch_row(d.delta + at - STEPS, more);
-        prefetch_row(g.up + at - STEPS, more);
-        if (d.z) prefetch_row(d.z + at - STEPS, more);
-      }
-      const A bias = d.bias && r < place.count ? d.bias[place.channel + r] : A(0);
-      // Loops of their own: the chains of exponentials run side by side.
-      A step[C::ITEMS], dy[C::ITEMS];
-#pragma unroll
-      for (int i = 0; i < C::ITEMS; ++i) {
-        step[i] = A(widen(delta.lane[i])) + bias;
-        dy[i] = widen(up.lane[i]);
-      }
-      if (d.use_softplus) {
-#pragma unroll
-        for (int i = 0; i < C::ITEMS; ++i) step[i] = softplus<FAST>(step[i]);
-      }
-      if (d.z) {
-#pragma unroll
-        for (int i = 0; i < C::ITEMS; ++i) dy[i] *= silu<FAST>(A(widen(gate.lane[i])));
-      }
-#pragma unroll
-      for (int i = 0; i < C::ITEMS; ++i) {
-        const bool real = i < left;
-        Slot<A> slot;
-        slot.value[0] = real ? step[i] : A(0);
-        slot.value[1] = REDUCE || !real ? A(0) : A(widen(u.lane[i]));
-        slot.value[2] = real ? dy[i] : A(0);
-        slot.value[3] = A(0);
-        slots[r * C::PITCH + task % C::VECTORS * C::ITEMS + i] = slot;
-      }
-    }
-    if (!REDUCE) matrix_b.store(tile_b, tile, d.length, d.states);
-    matrix_c.store(tile_c, tile, d.length, d.states);
-    __syncthreads();
-
-    if constexpr (REDUCE) {
-#pragma unroll 4
-      for (int t = STEPS - 1; t >= 0; --t) {
-        const Slot<A> slot = slots[channel * C::PITCH + t];
-        A c[NS];
-        load_states<NS>(tile_c + t * PADDED + lane * NS, c);
-        step_sum += slot.value[0];
-#pragma unroll
-        for (int i = 0; i < NS; ++i) {
-          carry[i] = exp2_fast(slot.value[0] * decay[i]) * fma(slot.value[2], c[i], carry[i]);
-        }
-      }
-      __syncthreads();
-      continue;
-    }
-
-    for (int part = STEPS / K - 1; part >= 0; --part) {
-      A h[K][NS], factor[K][NS];
-#pragma unroll
-      for (int i = 0; i < NS; ++i) start[i] = next_start[i];
-      fetch_start(tile / K + part - 1);
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int t = part * K + k;
-        const Slot<A> slot = slots[channel * C::PITCH + t];
-        const A input = slot.value[0] * slot.value[1];
-        A b[NS];
-        load_states<NS>(tile_b + t * PADDED + lane * NS, b);
-#pragma unroll
-        for (int i = 0; i < NS; ++i) {
-          factor[k][i] = exp2_fast(slot.value[0] * decay[i]);
-          h[k][i] = fma(factor[k][i], k ? h[k ? k - 1 : 0][i] : start[i], input * b[i]);
-        }
-      }
-#pragma unroll
-      for (int k = K - 1; k >= 0; --k) {
-        const int t = part * K + k;
-        const Slot<A> slot = slots[channel * C::PITCH + t];
-        const A step = slot.value[0], dy = slot.value[2];
-        const A input = step * slot.value[1];
-        A b[NS], c[NS], to_matrix[2 * NS], to_input = A(0), to_step = A(0), y = A(0);
-        load_states<NS>(tile_b + t * PADDED + lane * NS, b);
-        load_states<NS>(tile_c + t * PADDED + lane * NS, c);
-#pragma unroll
-        for (int i = 0; i < NS; ++i) {
-          const A total = fma(dy, c[i], carry[i]);
-          y = fma(h[k][i], c[i], y);
-          to_matrix[i] = total * input;
-          to_matrix[NS + i] = dy * h[k][i];
-          to_input = fma(total, b[i], to_input);
-          carry[i] = factor[k][i] * total;
-          const A to_exponent = carry[i] * (k ? h[k ? k - 1 : 0][i] : start[i]);
-          to_step = fma(to_exponent, decay[i], to_step);
-          slope[i] = fma(to_exponent, step, slope[i]);
-        }
-        const A sum = lane_sums<LANES>(to_input, to_step, y, lane);
-        if (lane < 3) slots[channel * C::PITCH + t].value[lane] = sum;
-        int base = 0;
-        scatter_sums<2 * NS, LANES, 32>(to_matrix, threadIdx.x % 32, base);
-        constexpr int LEFT = 2 * NS / C::ROWS;
-#pragma unroll
-        for (int i = 0; i < LEFT; ++i) {
-          const int which = base + i;
-          sums[((warp * STEPS + t) * 2 + which / NS) * PADDED + lane * NS + which % NS] = to_matrix[i];
-        }
-      }
-    }
-    __syncthreads();
-
-    // Every (kind, state, step) once: the warps' sums in order. Steps are neighbours in memory.
-    const int64_t groups_states = d.groups * d.states;
-    const int64_t block = place.channel % d.per_group() / C::CHANNELS;
+  // This block's parts of dB and dC: [block of channels][B or C][batch][group][state][step].
+  const int64_t kind_stride = d.batch * d.groups * d.states * d.length;
+  A* own_matrices = g.matrices + 2 * (place.channel % d.per_group() / C::CHANNELS) * kind_stride +
+                    (place.batch * d.groups + place.group) * d.states * d.length;
+  // The warps' sums of the tile before, every (kind, state, step) once, in order. Steps are neighbours in memory.
+  auto write_matrices = [&](int64_t tile, const A* sums) {
+    const int steps = steps_left(tile);
     for (int i = threadIdx.x; i < 2 * PADDED * STEPS; i += C::THREADS) {
       const int t = i % STEPS;
       const int n = i / STEPS % PADDED;
       const int kind = i / STEPS / PADDED;
-      if (tile + t >= d.length || n >= d.states) continue;
+      if (t >= steps || n >= d.states) continue;
       A sum = A(0);
 #pragma unroll
-      for (int w = 0; w < C::WARPS; ++w) sum += sums[((w * STEPS + t) * 2 + kind) * PADDED + n];
-      const int64_t matrix = ((block * 2 + kind) * d.batch + place.batch) * groups_states + place.group * d.states + n;
-      g.matrices[matrix * d.length + tile + t] = sum;
+      for (int w = 0; w < C::WARPS; ++w) sum += sums[w * Shared::WARP_SUMS + t * Shared::SUMS + kind * PADDED + n];
+      own_matrices[(kind ? kind_stride : 0) + n * d.length + tile + t] = sum;
     }
+  };
+
+  const int64_t last_tile = begin + (end - begin - 1) / STEPS * STEPS;
+  matrices.fetch(last_tile, steps_left(last_tile));
+  int buffer = 0;
+  for (int64_t tile = last_tile; tile >= begin; tile -= STEPS) {
+    const int steps = steps_left(tile);
+    A* tile_of = tiles + buffer * STEPS * MATRIX;
+    A* sums = all_sums + (buffer * C::WARPS + warp) * Shared::WARP_SUMS;
+    alignas(16) A h[ROWS][NS];
+    if constexpr (!REDUCE) {
 #pragma unroll
-    for (int k = 0; k < C::TASKS; ++k) {
-      const int task = threadIdx.x + k * C::THREADS;
-      const int r = task / C::VECTORS;
-      const int64_t t = tile + task % C::VECTORS * C::ITEMS;
-      if (r >= place.count || r >= C::CHANNELS || t >= d.length) continue;
-      const int64_t left = d.length - t;
-      const int64_t at = (block_row + r) * d.length + t;
-      Vector<T, C::ITEMS> u, delta, up, gate, d_u, d_delta, d_z;
-      load_row(d.u + at, left, wide, u);
-      load_row(d.delta + at, left, wide, delta);
-      load_row(g.up + at, left, wide, up);
-      if (d.z) load_row(d.z + at, left, wide, gate);
-      const A bias = d.bias ? d.bias[place.channel + r] : A(0);
-      const A skip = d.skip ? d.skip[place.channel + r] : A(0);
-      A x[C::ITEMS], step[C::ITEMS], dy[C::ITEMS], slope_of[C::ITEMS];
+      for (int j = 0; j < ROWS; ++j) {
+        const int r = group + j * C::GROUPS;
+        const A* from = g.states + ((first_row + r) * g.marks + tile / STEPS) * d.states + lane * NS;
+        const bool there = r < count && lane * NS < d.states;
+        if (d.states % NS == 0) {
 #pragma unroll
-      for (int i = 0; i < C::ITEMS; ++i) {
-        x[i] = widen(u.lane[i]);
-        step[i] = A(widen(delta.lane[i])) + bias;
-        slope_of[i] = A(1);
-        dy[i] = widen(up.lane[i]);
-      }
-      if (d.use_softplus) {
+          for (int i = 0; i < NS; ++i) h[j][i] = A(0);
+          if (there) load_streamed(from, h[j]);
+          if (there && tile > begin) prefetch_row(from - d.states);
+        } else {
 #pragma unroll
-        for (int i = 0; i < C::ITEMS; ++i) {
-          slope_of[i] = step[i] > A(SOFTPLUS_THRESHOLD) ? A(1) : sigmoid<FAST>(step[i]);
-          step[i] = softplus<FAST>(step[i]);
+          for (int i = 0; i < NS; ++i) h[j][i] = there && lane * NS + i < d.states ? from[i] : A(0);
         }
       }
-      if (d.z) {
-#pragma unroll
-        for (int i = 0; i < C::ITEMS; ++i) {
-          const A gated = widen(gate.lane[i]);
-          const A s = sigmoid<FAST>(gated);
-          const A curve = s * (A(1) - s);
-          const A silu_slope = s + (curve == A(0) ? A(0) : gated * curve);
-          const A y = slots[r * C::PITCH + task % C::VECTORS * C::ITEMS + i].value[2];
-          d_z.lane[i] = narrow<T>(dy[i] * fma(skip, x[i], y) * silu_slope);
-          dy[i] *= s == A(0) ? A(0) : gated * s;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < C::ITEMS; ++i) {
-        const Slot<A> slot = slots[r * C::PITCH + task % C::VECTORS * C::ITEMS + i];
-        // decay carries the factor log2 e.
-        const A to_raw = fma(slot.value[0], x[i], slot.value[1] * A(0.6931471805599453)) * slope_of[i];
-        d_u.lane[i] = narrow<T>(fma(slot.value[0], step[i], dy[i] * skip));
-        d_delta.lane[i] = narrow<T>(to_raw);
-        if (i < left) {
-          skip_sum[k] = fma(dy[i], x[i], skip_sum[k]);
-          bias_sum[k] += to_raw;
-        }
-      }
-      store_row(g.u + at, left, wide, d_u);
-      store_row(g.delta + at, left, wide, d_delta);
-      if (d.z) store_row(g.z + at, left, wide, d_z);
     }
+    {
+      Vector<T, ITEMS> u[Tasks::COUNT], delta[Tasks::COUNT], up[Tasks::COUNT], gate[Tasks::COUNT];
+#pragma unroll
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        if (!REDUCE) load_row<WIDE>(d.u + offset[k] + tile, left(k, steps), u[k]);
+        load_row<WIDE>(d.delta + offset[k] + tile, left(k, steps), delta[k]);
+        load_row<WIDE>(g.up + offset[k] + tile, left(k, steps), up[k]);
+        if (d.z) load_row<WIDE>(d.z + offset[k] + tile, left(k, steps), gate[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        const int task = thread + k * 32;
+        if (!Tasks::real(task)) continue;
+        const A bias = d.bias && left(k, steps) > 0 ? d.bias[channel + Tasks::row(task)] : A(0);
+        // Loops of their own: the chains of exponentials run side by side.
+        A step[ITEMS], input[ITEMS], dy[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+          step[i] = A(widen(delta[k].lane[i])) + bias;
+          dy[i] = widen(up[k].lane[i]);
+        }
+        if (d.use_softplus) {
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) step[i] = softplus<FAST>(step[i]);
+        }
+        if (d.z) {
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) dy[i] *= silu<FAST>(A(widen(gate[k].lane[i])));
+        }
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+          if (i >= left(k, steps)) step[i] = dy[i] = A(0);
+          if (!REDUCE) input[i] = step[i] * A(widen(u[k].lane[i]));
+        }
+        A* to = planes + Tasks::row(task) * PITCH + Tasks::step(task);
+        store_values(to + STEP * Shared::PLANE, step);
+        if (!REDUCE) store_values(to + INPUT * Shared::PLANE, input);
+        store_values(to + OUTPUT * Shared::PLANE, dy);
+      }
+    }
+    matrices.store(tile_of, tile, steps);
     __syncthreads();
+    if (!REDUCE && tile != last_tile) {
+      write_matrices(tile + STEPS, all_sums + (buffer ^ 1) * C::WARPS * Shared::WARP_SUMS);
+    }
+    if (tile > begin) {
+      matrices.fetch(tile - STEPS, STEPS);
+#pragma unroll
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        if (Tasks::step(thread + k * 32) % (2 * ITEMS)) continue;  // one lane a sector of 32 bytes
+        const int64_t next = offset[k] + tile - STEPS;
+        if (!REDUCE) prefetch_row(d.u + next);
+        prefetch_row(d.delta + next);
+        prefetch_row(g.up + next);
+        if (d.z) prefetch_row(d.z + next);
+      }
+    }
+
+    if constexpr (REDUCE) {
+#pragma unroll 1
+      for (int t = STEPS - K; t >= 0; t -= K) {
+        A step[ROWS][K], dy[ROWS][K];
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) {
+          const A* from = planes + (group + j * C::GROUPS) * PITCH + t;
+          load_values(from + STEP * Shared::PLANE, step[j]);
+          load_values(from + OUTPUT * Shared::PLANE, dy[j]);
+        }
+#pragma unroll
+        for (int k = K - 1; k >= 0; --k) {
+          A c[NS];
+          load_values(tile_of + (t + k) * MATRIX + PADDED + lane * NS, c);
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+            step_sum[j] += step[j][k];
+#pragma unroll
+            for (int i = 0; i < NS; ++i) {
+              carry[j][i] = exp2_fast(step[j][k] * decay[j][i]) * fma(dy[j][k], c[i], carry[j][i]);
+            }
+          }
+        }
+      }
+    } else {
+      // The state before every K-th step.
+#pragma unroll 1
+      for (int t = 0;; t += K) {
+        constexpr int WIDE = 16 / sizeof(A);
+        const A* flat = &h[0][0];
+#pragma unroll
+        for (int v = 0; v < C::VALUES / WIDE; ++v) {
+          A pack[WIDE];
+#pragma unroll
+          for (int i = 0; i < WIDE; ++i) pack[i] = flat[v * WIDE + i];
+          store_values(starts + ((t / K * (C::VALUES / WIDE) + v) * 32 + thread) * WIDE, pack);
+        }
+        if (t == STEPS - K) break;
+        A step[ROWS][K], input[ROWS][K];
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) {
+          const A* from = planes + (group + j * C::GROUPS) * PITCH + t;
+          load_values(from + STEP * Shared::PLANE, step[j]);
+          load_values(from + INPUT * Shared::PLANE, input[j]);
+        }
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          A b[NS];
+          load_values(tile_of + (t + k) * MATRIX + lane * NS, b);
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+#pragma unroll
+            for (int i = 0; i < NS; ++i) {
+              h[j][i] = fma(exp2_fast(step[j][k] * decay[j][i]), h[j][i], input[j][k] * b[i]);
+            }
+          }
+        }
+      }
+
+#pragma unroll 1
+      for (int t = STEPS - K; t >= 0; t -= K) {
+        constexpr int WIDE = 16 / sizeof(A);
+        A start[ROWS][NS], state[K][ROWS][NS], factor[K][ROWS][NS];
+        A* flat = &start[0][0];
+#pragma unroll
+        for (int v = 0; v < C::VALUES / WIDE; ++v) {
+          A pack[WIDE];
+          load_values(starts + ((t / K * (C::VALUES / WIDE) + v) * 32 + thread) * WIDE, pack);
+#pragma unroll
+          for (int i = 0; i < WIDE; ++i) flat[v * WIDE + i] = pack[i];
+        }
+        A step[ROWS][K], input[ROWS][K], dy[ROWS][K];
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) {
+          const A* from = planes + (group + j * C::GROUPS) * PITCH + t;
+          load_values(from + STEP * Shared::PLANE, step[j]);
+          load_values(from + INPUT * Shared::PLANE, input[j]);
+          load_values(from + OUTPUT * Shared::PLANE, dy[j]);
+        }
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          A b[NS];
+          load_values(tile_of + (t + k) * MATRIX + lane * NS, b);
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+#pragma unroll
+            for (int i = 0; i < NS; ++i) {
+              factor[k][j][i] = exp2_fast(step[j][k] * decay[j][i]);
+              state[k][j][i] = fma(factor[k][j][i], k ? state[k ? k - 1 : 0][j][i] : start[j][i], input[j][k] * b[i]);
+            }
+          }
+        }
+        A to_input[ROWS * K], to_step[ROWS * K], y[ROWS * K];
+#pragma unroll
+        for (int k = K - 1; k >= 0; --k) {
+          A b[NS], c[NS], to_matrix[2 * NS] = {};
+          load_values(tile_of + (t + k) * MATRIX + lane * NS, b);
+          load_values(tile_of + (t + k) * MATRIX + PADDED + lane * NS, c);
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+            A by_input = A(0), by_step = A(0), by_state = A(0);
+#pragma unroll
+            for (int i = 0; i < NS; ++i) {
+              const A before = k ? state[k ? k - 1 : 0][j][i] : start[j][i];
+              const A total = fma(dy[j][k], c[i], carry[j][i]);
+              by_state = fma(state[k][j][i], c[i], by_state);
+              to_matrix[i] = fma(total, input[j][k], to_matrix[i]);
+              to_matrix[NS + i] = fma(dy[j][k], state[k][j][i], to_matrix[NS + i]);
+              by_input = fma(total, b[i], by_input);
+              carry[j][i] = factor[k][j][i] * total;
+              const A to_exponent = carry[j][i] * before;
+              by_step = fma(to_exponent, decay[j][i], by_step);
+              slope[j][i] = fma(to_exponent, step[j][k], slope[j][i]);
+            }
+            to_input[j * K + k] = by_input;
+            to_step[j * K + k] = by_step;
+            y[j * K + k] = by_state;
+          }
+          constexpr int LEFT = 2 * NS / C::GROUPS > 1 ? 2 * NS / C::GROUPS : 1;
+          int base = 0;
+          scatter_sums<2 * NS, LANES, 32>(to_matrix, thread, base);
+#pragma unroll
+          for (int i = 0; i < LEFT; ++i) {
+            const int which = base + i;
+            sums[(t + k) * Shared::SUMS + which / NS * PADDED + lane * NS + which % NS] = to_matrix[i];
+          }
+        }
+        constexpr int LEFT = ROWS * K / LANES > 1 ? ROWS * K / LANES : 1;
+        __syncwarp();  // all lanes have read the planes' K steps
+        auto put = [&](A(&values)[ROWS* K], Plane plane) {
+          int base = 0;
+          scatter_sums<ROWS * K, 1, LANES>(values, thread, base);
+          A mine[LEFT];
+#pragma unroll
+          for (int i = 0; i < LEFT; ++i) mine[i] = values[i];
+          store_values(planes + plane * Shared::PLANE + (group + base / K * C::GROUPS) * PITCH + t + base % K, mine);
+        };
+        put(to_input, STEP);
+        put(to_step, INPUT);
+        put(y, OUTPUT);
+      }
+      __syncwarp();
+
+#pragma unroll
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        const int task = thread + k * 32;
+        const int there = left(k, steps);
+        if (there <= 0) continue;
+        const int64_t at = offset[k] + tile;
+        Vector<T, ITEMS> u, delta, up, gate, d_u, d_delta, d_z;
+        load_row<WIDE>(d.u + at, there, u);
+        load_row<WIDE>(d.delta + at, there, delta);
+        load_row<WIDE>(g.up + at, there, up);
+        if (d.z) load_row<WIDE>(d.z + at, there, gate);
+        const A* from = planes + Tasks::row(task) * PITCH + Tasks::step(task);
+        A to_input[ITEMS], to_step[ITEMS], y[ITEMS];
+        load_values(from + STEP * Shared::PLANE, to_input);
+        load_values(from + INPUT * Shared::PLANE, to_step);
+        load_values(from + OUTPUT * Shared::PLANE, y);
+        const A bias = d.bias ? d.bias[channel + Tasks::row(task)] : A(0);
+        const A skip = d.skip ? d.skip[channel + Tasks::row(task)] : A(0);
+        A x[ITEMS], step[ITEMS], dy[ITEMS], slope_of[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+          x[i] = widen(u.lane[i]);
+          step[i] = A(widen(delta.lane[i])) + bias;
+          slope_of[i] = A(1);
+          dy[i] = widen(up.lane[i]);
+        }
+        if (d.use_softplus) {
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) {
+            slope_of[i] = step[i] > A(SOFTPLUS_THRESHOLD) ? A(1) : sigmoid<FAST>(step[i]);
+            step[i] = softplus<FAST>(step[i]);
+          }
+        }
+        if (d.z) {
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) {
+            const A gated = widen(gate.lane[i]);
+            const A s = sigmoid<FAST>(gated);
+            const A curve = s * (A(1) - s);
+            const A silu_slope = s + (curve == A(0) ? A(0) : gated * curve);
+            d_z.lane[i] = narrow<T>(dy[i] * fma(skip, x[i], y[i]) * silu_slope);
+            dy[i] *= gated * s;
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+          // decay carries the factor log2 e.
+          const A to_raw = fma(to_input[i], x[i], to_step[i] * A(0.6931471805599453)) * slope_of[i];
+          d_u.lane[i] = narrow<T>(fma(to_input[i], step[i], dy[i] * skip));
+          d_delta.lane[i] = narrow<T>(to_raw);
+          if (WIDE || i < there) {
+            skip_sum[k] = fma(dy[i], x[i], skip_sum[k]);
+            bias_sum[k] += to_raw;
+          }
+        }
+        store_row<WIDE>(g.u + at, there, d_u);
+        store_row<WIDE>(g.delta + at, there, d_delta);
+        if (d.z) store_row<WIDE>(g.z + at, there, d_z);
+      }
+    }
+    __syncwarp();  // the planes are read before the next tile's are written
+    buffer ^= 1;
   }
 
   if constexpr (REDUCE) {
-    if (!there) return;
-    const int64_t at = place.segment * all_rows + row;
-    if (lane == 0) plan_sums<T>(plan)[at] = step_sum;
 #pragma unroll
-    for (int i = 0; i < NS; ++i) {
-      if (lane * NS + i < d.states) plan_ends<T>(plan)[at * d.states + lane * NS + i] = carry[i];
-    }
-  } else {
-    const int64_t part = place.segment * all_rows;
-    if (there) {
+    for (int j = 0; j < ROWS; ++j) {
+      const int r = group + j * C::GROUPS;
+      if (r >= count) continue;
+      const int64_t at = place.segment * all_rows + first_row + r;
+      if (lane == 0) plan_sums<T>(plan)[at] = step_sum[j];
 #pragma unroll
       for (int i = 0; i < NS; ++i) {
-        if (lane * NS + i < d.states) {
-          g.a[(part + row) * d.states + lane * NS + i] = slope[i];
-          if (begin == 0) g.initial[row * d.states + lane * NS + i] = carry[i];
-        }
+        if (lane * NS + i < d.states) plan_ends<T>(plan)[at * d.states + lane * NS + i] = carry[j][i];
       }
     }
-    A* skips = reinterpret_cast<A*>(shared);
-    A* biases = skips + C::CHANNELS * C::VECTORS;
-#pragma unroll
-    for (int k = 0; k < C::TASKS; ++k) {
-      const int task = threadIdx.x + k * C::THREADS;
-      if (task < C::CHANNELS * C::VECTORS) {
-        skips[task] = skip_sum[k];
-        biases[task] = bias_sum[k];
-      }
-    }
+  } else {
     __syncthreads();
-    for (int r = threadIdx.x; r < place.count; r += C::THREADS) {
+    write_matrices(begin, all_sums + (buffer ^ 1) * C::WARPS * Shared::WARP_SUMS);
+    const int64_t part = place.segment * all_rows;
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+      const int r = group + j * C::GROUPS;
+      if (r >= count) continue;
+#pragma unroll
+      for (int i = 0; i < NS; ++i) {
+        const int64_t at = (first_row + r) * d.states + lane * NS + i;
+        if (lane * NS + i >= d.states) continue;
+        g.a[part * d.states + at] = slope[j][i];
+        if (begin == 0) g.initial[at] = carry[j][i];
+      }
+    }
+    // A row's vectors are on several lanes: through the planes.
+#pragma unroll
+    for (int k = 0; k < Tasks::COUNT; ++k) {
+      const int task = thread + k * 32;
+      if (!Tasks::real(task)) continue;
+      A* to = planes + Tasks::row(task) * PITCH + Tasks::step(task) / ITEMS;
+      to[STEP * Shared::PLANE] = skip_sum[k];
+      to[INPUT * Shared::PLANE] = bias_sum[k];
+    }
+    __syncwarp();
+    for (int r = thread; r < min(count, C::WARP_ROWS); r += 32) {
       A skip = A(0), bias = A(0);
 #pragma unroll
-      for (int v = 0; v < C::VECTORS; ++v) {
-        skip += skips[r * C::VECTORS + v];
-        bias += biases[r * C::VECTORS + v];
+      for (int v = 0; v < Tasks::VECTORS; ++v) {
+        skip += planes[STEP * Shared::PLANE + r * PITCH + v];
+        bias += planes[INPUT * Shared::PLANE + r * PITCH + v];
       }
-      g.skip[part + block_row + r] = skip;
-      g.bias[part + block_row + r] = bias;
+      g.skip[part + first_row + r] = skip;
+      g.bias[part + first_row + r] = bias;
     }
   }
 }
@@ -437,27 +514,29 @@ template <typename T, typename Body>
 void dispatch_cut(int states, const Body& body) {
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
-    body(Cut<T, 32, 8, 8, 128>{});
+    body(BackCut<WarpCut<32, 8, 1, 2>, 8, 1>{});
   } else if (states <= 16) {
-    body(Cut<T, 4, 4, 32, 256>{});
+    body(BackCut<WarpCut<4, 4, 2, 8>, 16, 1>{});
   } else if (states <= 64) {
-    body(Cut<T, 16, 4, 8, 256>{});
+    body(BackCut<WarpCut<16, 4, 2, 4>, 16, 2>{});
   } else {
-    body(Cut<T, 32, 8, 8, 128>{});
+    body(BackCut<WarpCut<32, 8, 1, 4>, 8, 1>{});
   }
 }
 
 template <typename T, typename C, bool REDUCE>
 void launch_back(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const ScanGradients<T>& g,
                  int64_t channel_blocks) {
-  constexpr size_t BYTES = SHARED_BYTES<DeviceAccumulate<T>, C>;
+  constexpr size_t BYTES = BackShared<DeviceAccumulate<T>, C>::BYTES;
   const bool wide = d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) &&
                     aligned(g.up) && aligned(g.u) && aligned(g.delta) && aligned(g.z);
-  STD_CUDA_CHECK(cudaFuncSetAttribute(scan_back<T, C, REDUCE>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(BYTES)));
-  scan_back<T, C, REDUCE><<<static_cast<unsigned>(d.batch * d.groups * channel_blocks * plan.count), C::THREADS, BYTES,
-                            context.stream()>>>(d, plan, g, wide);
-  Launch::check();
+  const int64_t blocks = d.batch * d.groups * channel_blocks * plan.count;
+  auto launch = [&](auto kernel) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(BYTES)));
+    kernel<<<static_cast<unsigned>(blocks), C::THREADS, BYTES, context.stream()>>>(d, plan, g);
+    Launch::check();
+  };
+  wide ? launch(scan_back<T, C, REDUCE, true>) : launch(scan_back<T, C, REDUCE, false>);
 }
 
 template <typename T>
@@ -498,25 +577,25 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
     Launch context(u);
     const int sms = context.multiprocessors();
 
-    // The states before every EVERY-th step, by the forward walk.
-    const int64_t marks = (shape.length + EVERY<T> - 1) / EVERY<T>;
-    Tensor states = new_contiguous(A, std::vector<int64_t>{shape.batch * shape.channels * marks * shape.states});
-    {
-      SegmentPlan plan = plan_segments(shape, scan_warps(shape), sms, 64 / static_cast<int64_t>(sizeof(T)));
-      const Tensor space = segment_space(u, plan, shape);
-      if (plan.count > 1) walk_segments<T>(context, d, plan, StateWalk<T>::from_nothing());
-      StateWalk<T> walk;
-      walk.states = data<W>(states);
-      walk.every = EVERY<T>;
-      walk.marks = marks;
-      walk_segments<T>(context, d, plan, walk);
-    }
-
     dispatch_cut<T>(shape.states, [&](auto cut) {
       using Used = decltype(cut);
+      // The states before every STEPS-th step, by the forward walk.
+      const int64_t marks = (shape.length + Used::STEPS - 1) / Used::STEPS;
+      Tensor states = new_contiguous(A, std::vector<int64_t>{shape.batch * shape.channels * marks * shape.states});
+      {
+        SegmentPlan forward = plan_segments(shape, scan_warps(shape), sms, 64 / static_cast<int64_t>(sizeof(T)));
+        const Tensor space = segment_space(u, forward, shape);
+        if (forward.count > 1) walk_segments<T>(context, d, forward, StateWalk<T>::from_nothing());
+        StateWalk<T> walk;
+        walk.states = data<W>(states);
+        walk.every_log2 = Used::STEPS == 16 ? 4 : 3;
+        static_assert(Used::STEPS == 16 || Used::STEPS == 8);
+        walk.marks = marks;
+        walk_segments<T>(context, d, forward, walk);
+      }
       const int64_t channel_blocks = (shape.per_group() + Used::CHANNELS - 1) / Used::CHANNELS;
       const int64_t warps = shape.batch * shape.groups * channel_blocks * Used::WARPS;
-      SegmentPlan plan = plan_segments(shape, warps / 2, sms, Used::STEPS);
+      SegmentPlan plan = plan_segments(shape, warps, sms, Used::STEPS);
       const Tensor space = segment_space(u, plan, shape);
       const int64_t rows_all = shape.batch * shape.channels;
       const int64_t parts = plan.count * shape.batch;
