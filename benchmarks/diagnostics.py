@@ -151,7 +151,7 @@ def steady(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ..
 
 
 def _seconds(step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], steps: int) -> float:
-    for _ in range(3):
+    for _ in range(25):  # the interpreter adapts its bytecode again after names have changed
         step(*inputs)
     start = time.perf_counter()
     for _ in range(steps):
@@ -175,7 +175,7 @@ def main() -> None:
     print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")
     print(f"torch {torch.__version__}, Python {platform.python_version()}")
     torch.set_num_threads(1)
-    long = steady(long_step, inputs_of(1e-3), given.blocks, steps=8)
+    long = steady(long_step, inputs_of(1e-3), given.blocks, steps=20)
     print(f"watch, step of {long.plain_us:.0f} us, two graphs and a break")
     show("  ratio", long.ratios, 1.01)
     tiny = (torch.randn(4), torch.randn(4))

@@ -31,6 +31,7 @@ class ListenedLogger:
             text = str(message) % args if args else str(message)
             self._tell(CudagraphsSkipped(reason=text[:_LONGEST], id=_compat.trace_id()[0], stack=frames_of(text)))
         finally:
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the line in torch, not this one
             self._logger.warning(message, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

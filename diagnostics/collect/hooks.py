@@ -108,6 +108,7 @@ class _AlwaysAsks:
 
     def debug(self, *args: Any, **kwargs: Any) -> None:
         if self._logger.isEnabledFor(logging.DEBUG):
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the line in torch, not this one
             self._logger.debug(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -137,14 +138,15 @@ def _install_trace() -> None:
     others = bool(table)
     logger.addHandler(handler)
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def handle(record: logging.LogRecord) -> Any:
-            # logging.config.dictConfig disables every logger that it does not name; torch traces all the same.
-            return handler.emit(record) if logger.disabled else original(record)
+    # logging.config.dictConfig disables every logger that it does not name; torch traces all the same.
+    def make_handle(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda record: handler.emit(record) if logger.disabled else original(record)
 
-        return handle
+    def make_enabled(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda level: logger.disabled or original(level)
 
-    _replace(logger, "handle", make, "")
+    _replace(logger, "handle", make_handle, "")
+    _replace(logger, "isEnabledFor", make_enabled, "")
 
     def undo() -> None:
         logger.removeHandler(handler)

@@ -1,11 +1,17 @@
-"""Skipped CUDA graphs, from the words that torch logs, in constructed streams: the skip itself needs a GPU."""
+"""Skipped and split CUDA graphs: streams of ``programs/cudagraphs`` that were recorded on an H200, torch 2.11.0, and
+constructed ones for what no program there meets."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
 
 from opgraft.diagnostics.collect import events as ev
 from opgraft.diagnostics.diagnose.report import diagnose
 from opgraft.diagnostics.model import Finding, Location
 
+STREAMS = Path(__file__).parents[1] / "streams"
 PREFIXES = ("/env/site-packages/torch",)
 
 
@@ -45,3 +51,27 @@ def test_the_same_reason_twice_is_one_finding() -> None:
 
 def test_nothing_is_said_where_nothing_was_skipped() -> None:
     assert findings(ev.Ended(counters={"inductor.cudagraph_partitions": 1})) == ()
+
+
+RECORDED = [
+    ("mutated", 5, "mutated inputs (1 instances)", "make-functional"),
+    ("inplace_layer", 11, "mutated inputs (2 instances)", "make-functional"),
+    ("cpu_tensor", 6, "cut into 2 parts, because some of it cannot be recorded: cpu ops", "keep-on-device"),
+    ("cpu_tensor_whole", 8, "cpu device", "keep-on-device"),
+    ("partition", 14, "cut into 3 parts, because some of it cannot be recorded: CUDAGraph-unsafe", "keep-on-device"),
+    ("partition_whole", 16, "incompatible op mine.swap.default", "keep-on-device"),
+    ("unbacked", 7, "cut into 4 parts, because some of it cannot be recorded: unbacked", "keep-on-device"),
+    ("unbacked_whole", 9, "incompatible op aten.index.Tensor", "keep-on-device"),
+    ("dynamic", 5, "recorded for every distinct input size, 9 so far", "leave-it"),
+    ("dynamic_whole", 7, "No CUDA graph is made", "leave-it"),
+]
+
+
+@pytest.mark.parametrize(("name", "line", "words", "remedy"), RECORDED, ids=[row[0] for row in RECORDED])
+def test_recorded_on_a_gpu(name: str, line: int, words: str, remedy: str) -> None:
+    report = diagnose(ev.read_events(STREAMS / f"cudagraphs-{name}-2.11.0.jsonl"))
+    (found,) = [one for one in report.findings if one.severity != "note" and one.kind != "recompile"]
+    assert (found.kind, found.location.path, found.location.line) == ("cudagraph-skip", f"cudagraphs/{name}.py", line)
+    assert words in found.message
+    assert found.remedies[0].id == remedy
+    assert report.device == "NVIDIA H200"
