@@ -3,16 +3,26 @@
 Which of the traps of compilers' passes are covered, by their subject (the numbers are those of the project's list of
 facts about Inductor, twelve that decide and thirty-two cases):
 
-- fact 1, 2: an inserted op has a layout tag of its own, and takes over no stale arguments
+- facts 1, 2, 10, case 17: an inserted op has a layout tag of its own, and takes over no stale arguments
   (``test_an_inserted_op_brings_its_own_tag_and_place``).
-- fact 3, cases 3, 4, 5, 30: caches never replay another fake, rule, op or decision (``test_caches``).
-- fact 6, 11: a kernel is timed with its fusible neighbours (``test_neighbourhood``), and loses where it loses there.
-- fact 8: an op put into training brings its registered gradient; one taken out leaves its reference's.
-- fact 9, case 28: a user's passes run, in order (``test_options``). Case 6: ranks agree (``test_ranks``).
-- cases 1, 2, 7, 8, 9, 10, 13: nothing is matched across a write, ops that write are no sites (``test_rules``).
-- cases 14, 15, 17: layouts of op and reference agree, or the reference is copied (``test_the_layout_of_the_op_stays``).
-- cases 21, 23: sizes that depend on data (``test_bad_input``).
-- pattern-matcher traps: commuted arguments, scalars of any value, dynamic sizes, views (``test_rules``).
+- fact 3, cases 3, 4, 5, 30: caches never replay another fake, rule, op or decision (``test_caches``,
+  ``test_identity``).
+- facts 4, 5: nothing is built on torch's own autotuning of custom ops; the second call site is served like the first
+  (``test_the_same_site_in_many_layers_is_measured_once``).
+- facts 6, 11: a kernel is timed with its fusible neighbours, and again in the model (``test_stretch``); a tie and a
+  loss are the compiler's (``test_timing``).
+- facts 7, 8: the rewrite stands before autograd: forward and backward come from the same candidate
+  (``test_values_and_gradients``), an op without a gradient serves only where none is wanted (``test_idioms``).
+- fact 9, case 28: a user's passes run, in order, and none is overwritten (``test_options``, ``test_no_side_effects``).
+- case 6: ranks agree (``test_ranks``, ``test_parallel``).
+- cases 1, 2, 7, 8, 9, 10, 13, 29: nothing is matched across a write, ops that write are no sites, and no functionalised
+  form is ever met (``test_rules``, ``test_idioms``, ``test_bad_input``).
+- cases 14, 15: layouts of op and reference agree, or the reference is copied; an idiom in another layout is left alone
+  (``test_the_layout_of_the_op_stays``, ``test_rules``, ``test_idioms``).
+- cases 20, 21, 23: sizes that depend on data (``test_bad_input``).
+- case 24: a reference that gives its argument back (``test_a_reference_that_gives_its_argument_back_is_copied``).
+- pattern-matcher traps: commuted arguments, scalars of any value, dynamic sizes, views and ``reshape``, several results
+  in any order (``test_rules``, ``test_idioms``).
 """
 
 from __future__ import annotations
