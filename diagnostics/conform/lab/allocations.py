@@ -108,7 +108,8 @@ class _Maker:
         dtype = dtype or torch.get_default_dtype()
         item = dtype.itemsize
         elements = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        guard = GUARD_BYTES if elements * item <= MOST_BYTES else 0
+        # What is empty is often resized, and would grow into its own guard.
+        guard = GUARD_BYTES if 0 < elements * item <= MOST_BYTES else 0
         storage = torch.UntypedStorage(elements * item + 2 * guard, device=device or "cpu")
         if guard:
             flat = self.header(torch.uint8, storage, 0, (storage.nbytes(),), (1,))

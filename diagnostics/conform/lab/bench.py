@@ -89,7 +89,7 @@ class Bench:
 
     facts: OpFacts
     cases: tuple[Case, ...]
-    announce: Callable[[str, str, str], None] = lambda key, change, text: None
+    announce: Callable[[str, str, str, bool], None] = lambda key, change, text, loose: None
     lost: Callable[[str], None] = lambda text: None
     avoid: frozenset[str] = frozenset()
     recorded: bool = False
@@ -148,7 +148,7 @@ class Bench:
         key = self.key(case)
         if key not in self._snippets:
             self._snippets[key] = self.snippet(case)
-        self.announce(key, doing or case.change, f"{describe(case)}\n{self._snippets[key]}")
+        self.announce(key, doing or case.change, f"{describe(case)}\n{self._snippets[key]}", case.loose)
 
     def real(
         self,

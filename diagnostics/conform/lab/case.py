@@ -27,6 +27,7 @@ class Case:
             ``"dtype"``, ``"far"``.
         label: the variation in words, such as ``"x transposed"``.
         autocast: the dtype of the autocast region around the call, ``""`` outside of one.
+        loose: an extent was made smaller that values of another tensor may point into.
     """
 
     args: tuple[Any, ...]
@@ -37,6 +38,7 @@ class Case:
     label: str = ""
     autocast: str = ""
     location: Location | None = None
+    loose: bool = False
 
     def varied(self, change: str, label: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Case:
         return replace(self, args=args, kwargs=self.kwargs if kwargs is None else kwargs, change=change, label=label)

@@ -35,6 +35,8 @@ COMPILE_SECONDS = 60.0
 START_SECONDS = 60.0
 SILENCE = {"compile": COMPILE_SECONDS, "start": START_SECONDS}
 ATTEMPTS = 8
+# Faults that an index which points too far would bring about as well.
+MEMORY_KINDS = ("out-of-bounds", "empty-input")
 # Guessed calls to go on with: so many with tensors of one shape, and so many with several shapes.
 GUESSES = 2
 TIME_UP = "the time for this op was up"
@@ -147,11 +149,15 @@ def accepted(plan: Plan, bench: Bench) -> tuple[tuple[Case, ...], str]:
     return tuple(found), last
 
 
+LOOSE = "a value of another tensor may point past the extent that was made smaller; the op does not look"
+
+
 def to_finding(plan: Plan, kind: str, fault: Fault) -> Finding:
     """The finding that a fault is, with its place, remedies and a snippet that runs."""
     case = fault.case
     location = case.location if case is not None and case.location is not None else plan.facts.location
-    evidence = list(fault.evidence)
+    loose = case is not None and case.loose
+    evidence = [*fault.evidence, *((LOOSE,) if loose and kind in MEMORY_KINDS else ())]
     if case is not None:
         tail = fault.tail or witness.tail(kind)
         arriving = arrive.lines(plan.registrars)
@@ -160,7 +166,7 @@ def to_finding(plan: Plan, kind: str, fault: Fault) -> Finding:
     return Finding(
         kind=kind,
         code=KINDS[kind].code,
-        severity=fault.severity,
+        severity="warning" if fault.severity == "error" and kind in MEMORY_KINDS and loose else fault.severity,
         message=fault.message,
         location=location,
         callee=Callee(name=plan.facts.name, distribution=plan.distribution, owner="op"),
@@ -197,8 +203,8 @@ def _work(
             torch.randn(8, device=plan.device).mul_(2).sum().item()
         send({"say": "ready"})
 
-        def announce(key: str, change: str, text: str) -> None:
-            send({"say": "call", "key": key, "change": change, "text": text})
+        def announce(key: str, change: str, text: str, loose: bool) -> None:
+            send({"say": "call", "key": key, "change": change, "text": text, "loose": loose})
 
         def lost(text: str) -> None:
             send({"say": "lost", "text": text.splitlines()[0]})
@@ -280,6 +286,7 @@ class _Notes:
     key: str = ""
     change: str = ""
     text: str = ""
+    loose: bool = False
     lost: str = ""
     began: float = 0.0
     late: float = 0.0
@@ -306,6 +313,7 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
             notes.late += time.monotonic() - notes.began
         elif say == "call":
             notes.key, notes.change, notes.text = message["key"], message["change"], message["text"]
+            notes.loose = message["loose"]
         elif say == "lost":
             notes.lost = message["text"]
         elif say == "finding":
@@ -388,12 +396,12 @@ def _fatal(plan: Plan, notes: _Notes, ending: Ending) -> None:
         Finding(
             kind=kind,
             code=KINDS[kind].code,
-            severity="warning" if guessed and not notes.change else "error",
+            severity="warning" if (guessed and not notes.change) or notes.loose else "error",
             message=_fatal_words(plan.facts, notes.change, ending),
             location=case_location or plan.facts.location,
             callee=Callee(name=plan.facts.name, distribution=plan.distribution, owner="op"),
             remedies=remedies(kind),
-            evidence=(f"called with {arguments}", f"to see it:\n{source}"),
+            evidence=(f"called with {arguments}", *((LOOSE,) if notes.loose else ()), f"to see it:\n{source}"),
         )
     )
     notes.died.setdefault(kind, ending.sentence)

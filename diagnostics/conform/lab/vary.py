@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -152,8 +153,9 @@ def resized(case: Case, old: int, new: int, numbers: bool = True) -> Case | None
             index = torch.arange(new, device=tensor.device) % old
             value = value.index_select(dim, index)
         if value is not tensor and value.dtype.is_floating_point and new > old:
-            # Repeated rows would hide a row that is never read.
-            value = value + 0.01 * torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape).to(value)
+            # Repeated rows would hide a row that is never read. Small, for a number may be an index in disguise.
+            place = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape) % 31
+            value = value * (1 + 1e-3 * place).to(value)
         return value.requires_grad_(tensor.requires_grad) if tensor.requires_grad else value
 
     args, kwargs = map_tensors(one, (case.args, case.kwargs))
@@ -163,7 +165,9 @@ def resized(case: Case, old: int, new: int, numbers: bool = True) -> Case | None
     if not any(old in tensor.shape for tensor in case.tensors):
         return None
     change = "empty" if new == 0 else "size"
-    return case.varied(change, f"extent {old} made {new}", args, kwargs)
+    varied = case.varied(change, f"extent {old} made {new}", args, kwargs)
+    left = any(tensor.numel() and old not in tensor.shape for tensor in case.tensors)
+    return replace(varied, loose=True) if new < old and left else varied
 
 
 def _renumber(value: Any, old: int, new: int) -> Any:
