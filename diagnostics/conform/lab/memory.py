@@ -90,8 +90,8 @@ def _buffer(size: int, pattern: int, like: torch.Tensor) -> torch.Tensor:
 def _laid(whole: torch.Tensor, source: torch.Tensor, elements: int, start: int) -> torch.Tensor:
     """A tensor like ``source`` in the buffer, from byte ``start`` on."""
     if source.device.type == "cpu":
-        part = memoryview(whole.numpy())[start : start + elements * source.element_size()]
-        return torch.frombuffer(part, dtype=source.dtype).as_strided(source.shape, source.stride())
+        flat = torch.frombuffer(whole.numpy(), dtype=source.dtype, count=elements, offset=start)
+        return flat.as_strided(source.shape, source.stride())
     flat = whole[start : start + elements * source.element_size()].view(source.dtype)
     return flat.as_strided(source.shape, source.stride())
 
