@@ -93,7 +93,7 @@ def _is_ring(node: Node) -> bool:
     name = getattr(node.target, "__name__", "")
     if name in _BATCH:
         # Batched over the leading dimension, there and back: between elementwise nodes that changes nothing.
-        return (node.args[1] if name == _BATCH[0] else node.args[3]) == 0
+        return bool((node.args[1] if name == _BATCH[0] else node.args[3]) == 0)
     return kind_of(node) in _MOVES
 
 
@@ -135,7 +135,7 @@ def _is_the_recurrence(root: Node, inside: set[Node], decay: Node, update: Node)
         for x, y in zip(a, b, strict=True):
             state = x * state + y
             want.append(state)
-        return got.shape == b.shape and bool(torch.allclose(got, torch.stack(want), rtol=1e-9, atol=1e-9))
+        return bool(got.shape == b.shape) and bool(torch.allclose(got, torch.stack(want), rtol=1e-9, atol=1e-9))
 
 
 def _run(node: Node, table: dict[Node, Any]) -> Any:
