@@ -11,9 +11,10 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from opgraft.diagnostics.conform.lab.arrive import registrars
 from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.conform.lab.examine import Plan, examine
+from opgraft.diagnostics.conform.lab.examine import examine
 from opgraft.diagnostics.conform.lab.facts import facts_of
 from opgraft.diagnostics.conform.lab.isolate import can_fork
+from opgraft.diagnostics.conform.lab.plan import Plan
 from opgraft.diagnostics.conform.lab.settle import settle
 from opgraft.diagnostics.model import CheckResult, Finding, Report
 from opgraft.registry import Sample, resolve

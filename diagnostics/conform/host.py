@@ -234,8 +234,9 @@ def _examined(entry: dict[str, Any], request: dict[str, Any]) -> Answer:
     import torch
 
     from opgraft.diagnostics.conform.doctor import owner
-    from opgraft.diagnostics.conform.lab.examine import Plan, examine
+    from opgraft.diagnostics.conform.lab.examine import examine
     from opgraft.diagnostics.conform.lab.facts import facts_of
+    from opgraft.diagnostics.conform.lab.plan import Plan
     from opgraft.diagnostics.conform.lab.saved import load_cases
     from opgraft.registry import resolve
 

@@ -114,6 +114,8 @@ def nothing(report: Report) -> Text:
     """What to say where there is no finding."""
     if report.run is None and report.checks:
         tried = sum(result.outcome in ("pass", "fail") for result in report.checks)
+        if not tried:
+            return Text("No check was made; the table says why.", style="yellow")
         return Text(f"{count(tried, 'check')} made, nothing found.", style="green")
     if report.run is not None and report.run.graphs == 0:
         words = "Nothing was compiled in this run."

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.conform.lab.examine import Plan, examine
+from opgraft.diagnostics.conform.lab.examine import examine
 from opgraft.diagnostics.conform.lab.facts import facts_of
 from opgraft.diagnostics.conform.lab.order import CHECKS, Check
+from opgraft.diagnostics.conform.lab.plan import Plan
 from opgraft.registry import resolve
 from tests.conform.ops import carried, faulty  # noqa: F401
 from tests.conform.ops.faulty import PAIRS, Pair

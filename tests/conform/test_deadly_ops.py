@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from opgraft.diagnostics.conform.lab.examine import Plan, examine
+from opgraft.diagnostics.conform.lab.examine import examine
 from opgraft.diagnostics.conform.lab.facts import facts_of
 from opgraft.diagnostics.conform.lab.order import Check
+from opgraft.diagnostics.conform.lab.plan import Plan
 from opgraft.registry import resolve
 from tests.conform.ops import faulty  # noqa: F401
 

@@ -14,11 +14,12 @@ from opgraft.diagnostics.conform.doctor import owner
 from opgraft.diagnostics.conform.host import Asked, examine_asked
 from opgraft.diagnostics.conform.lab import arrive, functions, incidents, met, recompile, references
 from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.conform.lab.examine import Plan, examine
+from opgraft.diagnostics.conform.lab.examine import examine
 from opgraft.diagnostics.conform.lab.facts import facts_of
 from opgraft.diagnostics.conform.lab.graphs import Graph
 from opgraft.diagnostics.conform.lab.isolate import Send
 from opgraft.diagnostics.conform.lab.met import Book, Met
+from opgraft.diagnostics.conform.lab.plan import Plan
 from opgraft.diagnostics.conform.lab.tree import leaves
 from opgraft.diagnostics.model import CheckResult, Finding, Location
 from opgraft.registry import resolve
