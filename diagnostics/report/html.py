@@ -146,9 +146,9 @@ def _card(found: Finding) -> Card:
     callee = found.callee
     owner = ""
     if callee is not None:
-        owner = (
-            callee.distribution if callee.distribution not in ("", "unknown") else f"{callee.owner}, package unknown"
-        )
+        owner = callee.distribution
+        if owner in ("", "unknown"):
+            owner = callee.owner if callee.owner in ("torch", "user") else f"{callee.owner}, package unknown"
     return Card(
         found=found,
         where=f"{shown_path(found.location.path)}:{found.location.line}"
