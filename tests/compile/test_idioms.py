@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from stand_ins import all_ops  # noqa: F401
 
+import opgraft
 from opgraft.compile.find import find_sites
 from opgraft.compile.rewrite import put_kernel
 from opgraft.compile.site import Site
 
-from models import captured
+from models import captured, without_inductor
 
 pytestmark = pytest.mark.usefixtures("all_ops")
 BF16 = torch.bfloat16
@@ -399,3 +400,32 @@ def test_an_associative_scan_taken_apart_is_one_site(length: int) -> None:
 def test_another_associative_scan_is_left_alone() -> None:
     inputs = (torch.rand(2, 8, 5), torch.randn(2, 8, 5))
     assert sites_of(scan(combine_otherwise, "generic"), inputs) == []
+
+
+@pytest.mark.parametrize("name", ["taken apart", "loop_and_stack", "mamba_loop", "backwards"])
+def test_a_recurrence_is_checked_against_float64_and_differentiated(name: str) -> None:
+    function = scan(combine, "generic") if name == "taken apart" else LOOPS[name]
+    a, b = torch.rand(2, 6, 5, requires_grad=True), torch.randn(2, 6, 5, requires_grad=True)
+    (site,) = opgraft.sites(function, (a, b), choose="kernel")
+    assert site.chosen, site.decision.why
+    got, want = without_inductor(function, "kernel")(a, b), function(a, b)
+    torch.testing.assert_close(got, want)
+    seed = torch.randn_like(want)
+    torch.testing.assert_close(torch.autograd.grad(got, (a, b), seed), torch.autograd.grad(want, (a, b), seed))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "t5"])
+def test_a_norm_of_a_sum_is_checked_against_float64(name: str) -> None:
+    def function(x: Any, r: Any, w: Any) -> Any:
+        summed = x + r
+        return NORMS[name](summed, w) * 2, summed - 1
+
+    found = opgraft.sites(function, (torch.randn(3, 16), torch.randn(3, 16), torch.rand(16)), choose="kernel")
+    assert [(s.idiom, s.chosen) for s in found] == [("add-rms-norm", True)], [str(s) for s in found]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_checked_against_float64(name: str) -> None:
+    logits, labels = torch.randn(2, 6, 11), torch.randint(0, 11, (2, 6))
+    (site,) = opgraft.sites(lambda x, t: LOSSES[name](x * 1, t), (logits, labels), choose="kernel")
+    assert site.chosen, site.decision.why

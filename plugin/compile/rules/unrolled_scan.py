@@ -23,6 +23,7 @@ _LONGEST = 1 << 16
 _MOVES = frozenset(
     ["slice", "pad", "constant_pad_nd", "stack", "cat", "flatten", "mul", "add", "movedim", "transpose", "permute"]
 )
+_LEVELS = ("lazy_load_decompositions", "_vmap_increment_nesting", "_vmap_decrement_nesting")
 _BATCH = ("_add_batch_dim", "_remove_batch_dim")
 
 
@@ -61,6 +62,7 @@ def _match(node: Node, inside: set[Node], decay: Node, update: Node) -> Match | 
     nodes = walk.closed(node)
     if nodes is None:
         return None
+    nodes = tuple(sorted({*nodes, *_nesting(nodes)}))
 
     def write(emit: Emit, decay: Any, update: Any) -> tuple[Node, ...]:
         return (emit(torch.ops.opgraft.linear_scan.default, decay, update, None, 0, False),)
@@ -113,6 +115,17 @@ def _dead(inside: set[Node]) -> set[Node]:
             if new and len(closure) < 50 and all(_is_ring(n) for n in closure) and not closure & inside:
                 found |= new
                 again = True
+    return found
+
+
+def _nesting(nodes: tuple[Node, ...]) -> list[Node]:
+    """The calls between them that open and close a level of vmap: without the products they would hold nothing."""
+    found, node = [], nodes[0]
+    while node is not nodes[-1]:
+        name = getattr(node.target, "__name__", "")
+        if name in _LEVELS and not node.users:
+            found.append(node)
+        node = node.next
     return found
 
 
