@@ -64,6 +64,34 @@ plain("writes_past_its_result", lambda x: writes_on(x, 1))
 plain("writes_its_result", lambda x: writes_on(x, 0))
 add("out-of-bounds", "writes_past_its_result", "writes_its_result", name="out-of-bounds: result")
 
+
+def take_rows(x: Tensor, index: Tensor, checked: bool = False) -> Tensor:
+    """Rows by number, as a kernel takes them that does not look whether they are there."""
+    x = x.contiguous().float()
+    if checked and index.numel() and int(index.max()) >= x.shape[0]:
+        raise ValueError(f"take_rows: index {int(index.max())} is past the {x.shape[0]} rows of x")
+    width = x.shape[1]
+    rows = [list((ctypes.c_float * width).from_address(x.data_ptr() + 4 * width * i)) for i in index.tolist()]
+    return torch.tensor(rows).view(index.numel(), width)
+
+
+_rows = (torch.randn(4, 6), torch.tensor([0, 3, 2]))
+for _name, _checked in (("take_rows_blindly", False), ("take_rows", True)):
+    plain(
+        _name,
+        functools.partial(take_rows, checked=_checked),
+        "(Tensor x, Tensor index) -> Tensor",
+        fake=lambda x, index: x.new_empty(index.shape[0], x.shape[1]),
+    )
+add(
+    "out-of-bounds",
+    "take_rows_blindly",
+    "take_rows",
+    name="out-of-bounds: index",
+    cases={"take_rows_blindly": _rows, "take_rows": _rows},
+)
+
+
 _buffers: dict[tuple[int, ...], Tensor] = {}
 
 
