@@ -115,6 +115,8 @@ def habits(bench: Bench, case: Case) -> str:
     full, error = gradients(bench, case)
     if not bench.real(case, grad=True).ok:
         return ""
+    if isinstance(error, LookupError):
+        return ""  # no result is differentiable
     if error is not None:
         return f"backward fails: {sentence(error)}"
     inputs = [tensor for tensor in case.tensors if tensor.requires_grad]

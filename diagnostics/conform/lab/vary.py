@@ -166,7 +166,9 @@ def resized(case: Case, old: int, new: int, numbers: bool = True) -> Case | None
         return None
     change = "empty" if new == 0 else "size"
     varied = case.varied(change, f"extent {old} made {new}", args, kwargs)
-    left = any(tensor.numel() and old not in tensor.shape for tensor in case.tensors)
+    # Integers may count or point into an extent, be it their own.
+    whole = (torch.int64, torch.int32, torch.int16)
+    left = any(t.numel() and (old not in t.shape or t.dtype in whole) for t in case.tensors)
     return replace(varied, loose=True) if new < old and left else varied
 
 
