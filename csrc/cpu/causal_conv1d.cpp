@@ -12,7 +12,7 @@
 
 #include "ops.h"
 #include "support/check.h"
-#include "support/conv_shape.h"
+#include "support/conv_call.h"
 #include "support/convert.h"
 #include "support/dispatch.h"
 #include "support/exp.h"
@@ -413,27 +413,28 @@ void update_rows(const ConvShape& s, const T* x, const T* state, const T* weight
   }
 }
 
+template <typename T, typename Call>
+Arguments<T> arguments_of(const Call& call) {
+  return {call.shape,
+          call.x.template const_data_ptr<T>(),
+          call.weight.template const_data_ptr<T>(),
+          optional_data<T>(call.bias),
+          optional_data<T>(call.initial),
+          optional_data<int32_t>(call.seq_idx),
+          call.silu};
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                                          const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
                                          bool channel_last) {
-  const ConvShape shape = check_conv("causal_conv1d", x, weight, bias, initial_state, seq_idx, channel_last);
-  const Tensor in = as_contiguous(x), weights = as_contiguous(weight);
-  const OptionalTensor biases = as_contiguous(bias), start = as_contiguous(initial_state);
-  const OptionalTensor sequences = as_contiguous(seq_idx);
-  Tensor out = new_contiguous_like(x);
-  Tensor final_state = new_contiguous(x, std::vector<int64_t>{shape.batch, shape.channels, shape.width - 1});
+  ConvForward call = prepare_conv("causal_conv1d", x, weight, bias, initial_state, seq_idx, silu, channel_last);
   dispatch_floating("causal_conv1d", x, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const Arguments<T> arguments{shape,
-                                 in.const_data_ptr<T>(),
-                                 weights.const_data_ptr<T>(),
-                                 optional_data<T>(biases),
-                                 optional_data<T>(start),
-                                 optional_data<int32_t>(sequences),
-                                 silu};
-    T *y = out.mutable_data_ptr<T>(), *last = final_state.mutable_data_ptr<T>();
+    const Arguments<T> arguments = arguments_of<T>(call);
+    T *y = call.out.mutable_data_ptr<T>(), *last = call.final_state.mutable_data_ptr<T>();
+    const ConvShape shape = call.shape;
     const int64_t groups = channel_groups(shape);
     const int64_t each = shape.length * (channel_last ? CHANNELS : 1);
     parallel_for(0, shape.batch * groups, grain(each), [=](int64_t begin, int64_t end) {
@@ -444,7 +445,7 @@ std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, 
       }
     });
   });
-  return {out, final_state};
+  return {call.out, call.final_state};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, const OptionalTensor& grad_final,
@@ -454,48 +455,36 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& 
                                                                   const OptionalTensor& seq_idx, bool silu,
                                                                   bool channel_last) {
   const char* op = "causal_conv1d_backward";
-  const ConvShape shape =
-      check_conv_backward(op, grad, grad_final, x, weight, bias, initial_state, seq_idx, channel_last);
-  const Tensor in = as_contiguous(x), weights = as_contiguous(weight), up = as_contiguous(grad);
-  const OptionalTensor biases = as_contiguous(bias), start = as_contiguous(initial_state);
-  const OptionalTensor sequences = as_contiguous(seq_idx), up_final = as_contiguous(grad_final);
-  Tensor grad_x = new_contiguous_like(x), grad_weight = new_contiguous_like(weight);
-  Tensor grad_bias = new_contiguous(x, std::vector<int64_t>{shape.channels});
-  Tensor grad_initial = new_contiguous(x, std::vector<int64_t>{shape.batch, shape.channels, shape.width - 1});
+  ConvBackward call =
+      prepare_conv_backward(op, grad, grad_final, x, weight, bias, initial_state, seq_idx, silu, channel_last);
   dispatch_floating(op, x, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const Arguments<T> arguments{shape,
-                                 in.const_data_ptr<T>(),
-                                 weights.const_data_ptr<T>(),
-                                 optional_data<T>(biases),
-                                 optional_data<T>(start),
-                                 optional_data<int32_t>(sequences),
-                                 silu};
-    const Gradients<T> gradients{up.const_data_ptr<T>(),          optional_data<T>(up_final),
-                                 grad_x.mutable_data_ptr<T>(),    grad_weight.mutable_data_ptr<T>(),
-                                 grad_bias.mutable_data_ptr<T>(), grad_initial.mutable_data_ptr<T>()};
+    const Arguments<T> arguments = arguments_of<T>(call);
+    const Gradients<T> gradients{call.grad.const_data_ptr<T>(),        optional_data<T>(call.grad_final),
+                                 call.grad_x.mutable_data_ptr<T>(),    call.grad_weight.mutable_data_ptr<T>(),
+                                 call.grad_bias.mutable_data_ptr<T>(), call.grad_initial.mutable_data_ptr<T>()};
+    const ConvShape shape = call.shape;
     const int64_t each = shape.length * shape.batch * (channel_last ? CHANNELS : 1);
     parallel_for(0, channel_groups(shape), grain(each), [=](int64_t begin, int64_t end) {
       for_channel_groups(shape, begin, end,
                          [&](int64_t first, int64_t rows) { backward_channels(arguments, gradients, first, rows); });
     });
   });
-  return {grad_x, grad_weight, grad_bias, grad_initial};
+  return call.gradients();
 }
 
 namespace {
 
-void update_into(const ConvShape& shape, const Tensor& x, const Tensor& state, const Tensor& weight,
-                 const OptionalTensor& bias, bool silu, Tensor& out, Tensor& new_state) {
-  const Tensor in = as_contiguous(x), weights = as_contiguous(weight);
-  const OptionalTensor biases = as_contiguous(bias);
-  dispatch_floating("causal_conv1d_update", x, [&](auto tag) {
+void run_step(ConvStep& step) {
+  dispatch_floating("causal_conv1d_update", step.x, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T *current = in.const_data_ptr<T>(), *kept = state.const_data_ptr<T>(), *w = weights.const_data_ptr<T>();
-    const T* offset = optional_data<T>(biases);
-    T *y = out.mutable_data_ptr<T>(), *next = new_state.mutable_data_ptr<T>();
+    const T *current = step.x.const_data_ptr<T>(), *kept = step.state.const_data_ptr<T>();
+    const T *weight = step.weight.const_data_ptr<T>(), *bias = optional_data<T>(step.bias);
+    T *y = step.out.mutable_data_ptr<T>(), *next = step.new_state.mutable_data_ptr<T>();
+    const ConvShape shape = step.shape;
+    const bool silu = step.silu;
     parallel_for(0, shape.batch * shape.channels, grain(shape.length), [=](int64_t begin, int64_t end) {
-      update_rows(shape, current, kept, w, offset, y, next, silu, begin, end);
+      update_rows(shape, current, kept, weight, bias, y, next, silu, begin, end);
     });
   });
 }
@@ -504,25 +493,12 @@ void update_into(const ConvShape& shape, const Tensor& x, const Tensor& state, c
 
 std::tuple<Tensor, Tensor> causal_conv1d_update(const Tensor& x, const Tensor& state, const Tensor& weight,
                                                 const OptionalTensor& bias, bool silu) {
-  const ConvShape shape = check_conv_update("causal_conv1d_update", x, state, weight, bias);
-  const Tensor kept = as_contiguous(state);
-  Tensor out = new_contiguous_like(x), new_state = new_contiguous_like(state);
-  update_into(shape, x, kept, weight, bias, silu, out, new_state);
-  return {out, new_state};
+  return step_conv("causal_conv1d_update", x, state, weight, bias, silu, run_step);
 }
 
 Tensor causal_conv1d_update_(const Tensor& x, Tensor state, const Tensor& weight, const OptionalTensor& bias,
                              bool silu) {
-  const ConvShape shape = check_conv_update("causal_conv1d_update_", x, state, weight, bias);
-  Tensor out = new_contiguous_like(x);
-  if (state.is_contiguous()) {
-    update_into(shape, x, state, weight, bias, silu, out, state);  // a row's shift reads ahead of what it writes
-  } else {
-    Tensor kept = torch::stable::contiguous(state);
-    update_into(shape, x, kept, weight, bias, silu, out, kept);
-    torch::stable::copy_(state, kept);
-  }
-  return out;
+  return step_conv_in_place("causal_conv1d_update_", x, state, weight, bias, silu, run_step);
 }
 
 }  // namespace opgraft::cpu

@@ -1,0 +1,266 @@
+// causal_conv1d of widths 2 to 4, length contiguous. A lane owns ITEMS consecutive steps and reads the HALO before them
+// once more, which hits the line that its neighbour loads: cheaper than shuffles, and no lane waits for another.
+//
+// Rows need not begin at 16 bytes: lanes stand at aligned addresses, so a row's first lane may begin up to `skew` steps
+// before it and its last one may end behind it. Such lanes (a branch that few take) mend what they read and write
+// single elements. All tensors of a call must share their offset from 16 bytes.
+//
+// Forward: a lane loads VECTORS of its vectors, then computes; nothing is walked, so the loads of all warps that an SM
+// holds are in flight together: 32 bytes a lane. Bytes: one read, one write an element.
+//
+// Backward: a warp walks a segment of its row in tiles of 31 lanes; the gradients behind a lane's steps come from the
+// next lane, for which the last lane computes and writes nothing. The next tile is in flight meanwhile, packed as it
+// was read. The weights' gradients stay in registers for the whole walk. Bytes: two reads, one write an element.
+#pragma once
+
+#include "cuda/causal_conv1d.cuh"
+#include "support/pack.h"
+
+namespace opgraft::cuda::conv_rows {
+
+constexpr int ITEMS = 8;
+constexpr int HALO = 4;
+constexpr unsigned EVERY_LANE = 0xffffffffu;
+
+// What a lane reads of x: its own steps and those before them.
+template <typename T>
+struct Piece {
+  static constexpr int OWN = ITEMS * static_cast<int>(sizeof(T)) / VECTOR_BYTES;
+  static constexpr int HALO_BYTES = sizeof(T) == 2 ? 8 : VECTOR_BYTES;
+  static constexpr int BEFORE = HALO * static_cast<int>(sizeof(T)) / HALO_BYTES;
+  Words<HALO_BYTES> before[BEFORE];
+  Words<VECTOR_BYTES> own[OWN];
+};
+
+template <typename T>
+inline constexpr int OWN = Piece<T>::OWN;
+
+// `row + first` is at 16 bytes. Of elements behind the row those in its last vector are read, whatever they are.
+template <typename T>
+__device__ __forceinline__ void load_own(const T* row, int first, int length, Words<VECTOR_BYTES> (&own)[OWN<T>]) {
+  constexpr int LANES = VECTOR_WIDTH<T>;
+#pragma unroll
+  for (int v = 0; v < OWN<T>; ++v) {
+    own[v] = {};
+    if (first + v * LANES < length) own[v] = load_words<VECTOR_BYTES>(row + first + v * LANES);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void load_piece(const T* row, int first, int length, Piece<T>& piece) {
+  constexpr int BYTES = Piece<T>::HALO_BYTES;
+  load_own(row, first, length, piece.own);
+#pragma unroll
+  for (int v = 0; v < Piece<T>::BEFORE; ++v) {
+    piece.before[v] = {};
+    if (first > 0 && first < length) {
+      piece.before[v] = load_words<BYTES>(row + first - HALO + v * (BYTES / static_cast<int>(sizeof(T))));
+    }
+  }
+}
+
+// values[i] = the value at step first - HALO + i.
+template <typename T, typename A>
+__device__ __forceinline__ void widen_piece(const Piece<T>& piece, A (&values)[HALO + ITEMS]) {
+  constexpr int BYTES = Piece<T>::HALO_BYTES;
+#pragma unroll
+  for (int v = 0; v < Piece<T>::BEFORE; ++v) {
+    unpack<T, BYTES>(piece.before[v], values + v * (BYTES / static_cast<int>(sizeof(T))));
+  }
+#pragma unroll
+  for (int v = 0; v < OWN<T>; ++v) unpack<T, VECTOR_BYTES>(piece.own[v], values + HALO + v * VECTOR_WIDTH<T>);
+}
+
+template <typename T, typename A>
+__device__ __forceinline__ void store_items(T* row, int first, int length, const A (&values)[ITEMS]) {
+  constexpr int LANES = VECTOR_WIDTH<T>;
+  if (first >= 0 && first + ITEMS <= length) {
+#pragma unroll
+    for (int v = 0; v < OWN<T>; ++v) {
+      store_words(row + first + v * LANES, pack<T, VECTOR_BYTES>(values + v * LANES));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      if (first + i >= 0 && first + i < length) row[first + i] = narrow<T>(values[i]);
+    }
+  }
+}
+
+template <int WIDTH, typename A>
+__device__ __forceinline__ A sum_taps(const A* last, const A (&weight)[WIDTH], A bias) {
+  A sum = bias;
+#pragma unroll
+  for (int k = 0; k < WIDTH; ++k) sum = fma(weight[k], last[k - (WIDTH - 1)], sum);
+  return sum;
+}
+
+// Where a warp stands.
+struct Place {
+  int64_t line;
+  int64_t channel;
+  uint32_t part;  // tile or segment of the row
+};
+
+struct Grid {
+  uint32_t warps;
+  Divider parts;     // a row
+  Divider channels;  // rows a batch
+};
+
+__device__ __forceinline__ bool find_place(const Grid& grid, int warps_a_block, Place& place) {
+  const uint32_t task = blockIdx.x * warps_a_block + threadIdx.x / 32;
+  if (task >= grid.warps) return false;
+  const uint32_t line = grid.parts.quotient(task);
+  place.part = task - line * grid.parts.divisor;
+  place.line = line;
+  place.channel = line - grid.channels.quotient(line) * grid.channels.divisor;
+  return true;
+}
+
+template <typename T>
+__device__ __forceinline__ int skew_of(const T* row) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(row) % VECTOR_BYTES / sizeof(T));
+}
+
+template <typename T, int WIDTH, bool SKEWED, int VECTORS, int WARPS, int BLOCKS>
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS)
+    forward(ConvInputs<T> in, ConvOutputs<T> to, ConvSizes s, Grid grid) {
+  using A = DeviceAccumulate<T>;
+  constexpr int TILE = 32 * ITEMS * VECTORS;
+  Place place;
+  if (!find_place(grid, WARPS, place)) return;
+  const int lane = threadIdx.x % 32;
+  const T* row = in.x + place.line * s.length;
+  const T* initial = in.initial ? in.initial + place.line * (WIDTH - 1) : nullptr;
+  const int length = static_cast<int>(s.length);
+  const int first = static_cast<int>(place.part) * TILE + lane * ITEMS - (SKEWED ? skew_of(row) : 0);
+
+  Piece<T> piece[VECTORS];
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) load_piece(row, first + v * 32 * ITEMS, length, piece[v]);
+  A weight[WIDTH];
+  load_weights(in.weight, place.channel, WIDTH, weight);
+  const A bias = in.bias ? A(widen(in.bias[place.channel])) : A(0);
+#pragma unroll
+  for (int v = 0; v < VECTORS; ++v) {
+    const int own = first + v * 32 * ITEMS;
+    A values[HALO + ITEMS], sum[ITEMS];
+    widen_piece(piece[v], values);
+    if (own < WIDTH - 1) {
+#pragma unroll
+      for (int i = HALO - (WIDTH - 1); i < HALO + ITEMS; ++i) {
+        if (own - HALO + i < 0) values[i] = value_at(row, initial, WIDTH, own - HALO + i, s.length);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) sum[i] = sum_taps(values + HALO + i, weight, bias);
+    if (in.silu) {
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) sum[i] = activate<sizeof(T) == 2>(sum[i]);
+    }
+    store_items(to.out + place.line * s.length, own, length, sum);
+  }
+  if (place.part == grid.parts.divisor - 1) {
+    write_final_state(row, initial, nullptr, WIDTH, s.length, lane, to.final_state + place.line * (WIDTH - 1));
+  }
+}
+
+// One warp a (row, segment of `tiles_each` tiles). Partial sums: [row][segment][WIDTH + 1].
+template <typename T, int WIDTH, bool SKEWED, int WARPS, int BLOCKS>
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS)
+    backward(ConvInputs<T> in, ConvGradients<T> g, DeviceAccumulate<T>* __restrict__ partial, ConvSizes s, Grid grid,
+             int tiles_each) {
+  using A = DeviceAccumulate<T>;
+  constexpr int TILE = 31 * ITEMS;
+  Place place;
+  if (!find_place(grid, WARPS, place)) return;
+  const int lane = threadIdx.x % 32;
+  const T* row = in.x + place.line * s.length;
+  const T* up = g.grad + place.line * s.length;
+  const T* initial = in.initial ? in.initial + place.line * (WIDTH - 1) : nullptr;
+  const T* up_final = g.grad_final ? g.grad_final + place.line * (WIDTH - 1) : nullptr;
+
+  const int length = static_cast<int>(s.length);
+  const int begin = static_cast<int>(place.part) * tiles_each * TILE - (SKEWED ? skew_of(row) : 0);
+  const int end = min(begin + tiles_each * TILE, length);
+  int first = begin + lane * ITEMS;
+  Piece<T> next_x;
+  Words<VECTOR_BYTES> next_grad[OWN<T>];
+  load_piece(row, first, length, next_x);
+  load_own(up, first, length, next_grad);
+  A weight[WIDTH], grad_weight[WIDTH] = {}, grad_bias = A(0);
+  load_weights(in.weight, place.channel, WIDTH, weight);
+  const A bias = in.bias ? A(widen(in.bias[place.channel])) : A(0);
+  for (int tile = begin; tile < end; tile += TILE, first += TILE) {
+    A values[HALO + ITEMS], grad[ITEMS + WIDTH - 1];
+    widen_piece(next_x, values);
+#pragma unroll
+    for (int v = 0; v < OWN<T>; ++v) unpack<T, VECTOR_BYTES>(next_grad[v], grad + v * VECTOR_WIDTH<T>);
+    load_piece(row, first + TILE, length, next_x);
+    load_own(up, first + TILE, length, next_grad);
+    if (first < WIDTH - 1 || first + ITEMS > length) {
+#pragma unroll
+      for (int i = HALO - (WIDTH - 1); i < HALO + ITEMS; ++i) {
+        const int t = first - HALO + i;
+        if (t < 0 || t >= length) values[i] = value_at(row, initial, WIDTH, t, length);
+      }
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        if (first + i < 0 || first + i >= length) grad[i] = A(0);
+      }
+    }
+    if (in.silu) {
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        grad[i] *= activation_slope<sizeof(T) == 2>(sum_taps(values + HALO + i, weight, bias));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < WIDTH - 1; ++j) grad[ITEMS + j] = __shfl_down_sync(EVERY_LANE, grad[j], 1);
+    if (lane < 31) {
+      A out[ITEMS];
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        out[i] = weight[WIDTH - 1] * grad[i];
+#pragma unroll
+        for (int k = 0; k < WIDTH - 1; ++k) out[i] = fma(weight[k], grad[i + WIDTH - 1 - k], out[i]);
+        grad_bias += grad[i];
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+          grad_weight[k] = fma(grad[i], values[HALO + i - (WIDTH - 1) + k], grad_weight[k]);
+        }
+      }
+      if (up_final && first + ITEMS > length - (WIDTH - 1)) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) out[i] += final_gradient(up_final, nullptr, WIDTH, first + i, length);
+      }
+      store_items(g.x + place.line * s.length, first, length, out);
+    }
+  }
+  if (place.part == 0 && lane < WIDTH - 1) {
+    // The gradient of the value at step lane - (WIDTH - 1), from the row's first steps.
+    const int t = lane - (WIDTH - 1);
+    A sum = final_gradient(up_final, nullptr, WIDTH, t, length);
+    for (int later = 0; later <= t + WIDTH - 1 && later < length; ++later) {
+      A grad = widen(up[later]), before = bias, tap = A(0);
+#pragma unroll
+      for (int k = 0; k < WIDTH; ++k) {
+        before = fma(weight[k], value_at(row, initial, WIDTH, later - (WIDTH - 1) + k, length), before);
+        if (later - t == WIDTH - 1 - k) tap = weight[k];
+      }
+      if (in.silu) grad *= activation_slope<sizeof(T) == 2>(before);
+      sum = fma(tap, grad, sum);
+    }
+    g.initial[place.line * (WIDTH - 1) + lane] = narrow<T>(sum);
+  }
+#pragma unroll
+  for (int k = 0; k <= WIDTH; ++k) {
+    A sum = k < WIDTH ? grad_weight[k < WIDTH ? k : 0] : grad_bias;
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(EVERY_LANE, sum, by);
+    if (lane == 0) partial[(place.line * grid.parts.divisor + place.part) * (WIDTH + 1) + k] = sum;
+  }
+}
+
+}  // namespace opgraft::cuda::conv_rows
