@@ -49,6 +49,7 @@ std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, 
   const ConvSizes s = sizes_of(call.shape);
   if (s.batch * s.channels == 0) return {call.out, call.final_state};
   align(call.x);
+  align(call.weight);
   dispatch_floating("causal_conv1d", x, [&](auto tag) {
     using T = typename DeviceType<typename decltype(tag)::type>::type;
     const Launch context(x);
@@ -83,6 +84,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& 
     return call.gradients();
   }
   align(call.x);
+  align(call.weight);
   align(call.grad);
   dispatch_floating(op, x, [&](auto tag) {
     using T = typename DeviceType<typename decltype(tag)::type>::type;

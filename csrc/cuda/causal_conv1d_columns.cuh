@@ -62,6 +62,24 @@ __device__ __forceinline__ Place find_place(const Walks& walks, int64_t length) 
   return place;
 }
 
+// The weights and biases of a pack. Weights must be aligned as the pack is.
+template <typename T, int PACK, int WIDTH, typename A>
+__device__ __forceinline__ void load_pack_weights(const ConvInputs<T>& in, int64_t channel, A (&weight)[PACK][WIDTH],
+                                                  A (&bias)[PACK]) {
+  constexpr int BYTES = PACK * static_cast<int>(sizeof(T));
+  A values[WIDTH * PACK];
+#pragma unroll
+  for (int v = 0; v < WIDTH; ++v) {
+    unpack<T, BYTES>(load_words<BYTES>(in.weight + channel * WIDTH + v * PACK), values + v * PACK);
+  }
+#pragma unroll
+  for (int c = 0; c < PACK; ++c) {
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) weight[c][k] = values[c * WIDTH + k];
+    bias[c] = in.bias ? A(widen(in.bias[channel + c])) : A(0);
+  }
+}
+
 // The steps before `t`, from the tensor or, before the row, from the initial state, whose layout is channels first.
 template <typename T, int PACK, int WIDTH, typename A>
 __device__ __forceinline__ void load_window(const ConvInputs<T>& in, const ConvSizes& s, int64_t b, int64_t channel,
@@ -140,11 +158,7 @@ __global__ void __launch_bounds__(LANES* WALKS, BLOCKS)
   commit_copies();
   A weight[PACK][WIDTH], bias[PACK], window[WIDTH - 1 + STEPS][PACK];
   load_window<T, PACK, WIDTH>(in, s, place.batch, channel, place.begin, window);
-#pragma unroll
-  for (int c = 0; c < PACK; ++c) {
-    load_weights(in.weight, channel + c, WIDTH, weight[c]);
-    bias[c] = in.bias ? A(widen(in.bias[channel + c])) : A(0);
-  }
+  load_pack_weights<T, PACK, WIDTH>(in, channel, weight, bias);
   int which = 0;
 #pragma unroll 1
   for (int t = 0; t < count; t += STEPS) {
@@ -178,6 +192,61 @@ __global__ void __launch_bounds__(LANES* WALKS, BLOCKS)
   if (place.end == s.length && place.begin <= s.length) {
     write_final<T, PACK, WIDTH>(in, s, place.batch, channel, to.final_state);
   }
+}
+
+// Nothing is walked: a thread loads STEPS steps and those before them at once, which its neighbours in the block (the
+// next stretches of time) have in L1.
+template <typename T, int PACK, int WIDTH, int STEPS, int LANES, int LAYERS, int BLOCKS>
+__global__ void __launch_bounds__(LANES* LAYERS, BLOCKS)
+    forward_tiles(ConvInputs<T> in, ConvOutputs<T> to, ConvSizes s, Walks walks) {
+  using A = DeviceAccumulate<T>;
+  constexpr int BYTES = PACK * static_cast<int>(sizeof(T));
+  const Place place = find_place<LANES, LAYERS>(walks, s.length);
+  if (place.pack >= walks.packs || (place.begin >= s.length && place.begin > 0)) return;
+  const int64_t channel = place.pack * PACK;
+  const T* row = in.x + place.batch * s.length * s.channels + channel;
+  const int count = static_cast<int>(place.end - place.begin);
+  Words<BYTES> words[WIDTH - 1 + STEPS];
+  // Where the stretch is no whole one, or the row's first: the nearest step that there is, mended or not written.
+  const int before = place.begin > 0 ? WIDTH - 1 : 0;
+  const T* first = row + place.begin * s.channels;
+#pragma unroll
+  for (int j = 0; j < WIDTH - 1 + STEPS; ++j) {
+    const int64_t at = max(min(j - (WIDTH - 1), count - 1), -before);
+    words[j] = load_words<BYTES>(first + at * s.channels);
+  }
+  A weight[PACK][WIDTH], bias[PACK], window[WIDTH - 1 + STEPS][PACK];
+  load_pack_weights<T, PACK, WIDTH>(in, channel, weight, bias);
+#pragma unroll
+  for (int j = 0; j < WIDTH - 1; ++j) {
+    unpack<T, BYTES>(words[j], window[j]);
+    if (place.begin == 0) {
+#pragma unroll
+      for (int c = 0; c < PACK; ++c) {
+        window[j][c] =
+            in.initial ? A(widen(in.initial[(place.batch * s.channels + channel + c) * (WIDTH - 1) + j])) : A(0);
+      }
+    }
+  }
+  T* out = to.out + (place.batch * s.length + place.begin) * s.channels + channel;
+#pragma unroll
+  for (int u = 0; u < STEPS; ++u) {
+    unpack<T, BYTES>(words[WIDTH - 1 + u], window[WIDTH - 1 + u]);
+    A sum[PACK];
+#pragma unroll
+    for (int c = 0; c < PACK; ++c) {
+      sum[c] = bias[c];
+#pragma unroll
+      for (int k = 0; k < WIDTH; ++k) sum[c] = fma(weight[c][k], window[u + k][c], sum[c]);
+    }
+    if (in.silu) {
+#pragma unroll
+      for (int c = 0; c < PACK; ++c) sum[c] = activate<sizeof(T) == 2>(sum[c]);
+    }
+    if (u < count) store_words(out, pack<T, BYTES>(sum));
+    out += s.channels;
+  }
+  if (place.end == s.length) write_final<T, PACK, WIDTH>(in, s, place.batch, channel, to.final_state);
 }
 
 // Partial sums: [batch][group][WIDTH + 1][channel].
@@ -221,10 +290,9 @@ __global__ void __launch_bounds__(LANES* WALKS, BLOCKS)
     A weight[PACK][WIDTH], bias[PACK];
     A window[WIDTH - 1 + STEPS][PACK], pending[WIDTH - 1 + STEPS][PACK];
     load_window<T, PACK, WIDTH>(in, s, place.batch, channel, place.begin, window);
+    load_pack_weights<T, PACK, WIDTH>(in, channel, weight, bias);
 #pragma unroll
     for (int c = 0; c < PACK; ++c) {
-      load_weights(in.weight, channel + c, WIDTH, weight[c]);
-      bias[c] = in.bias ? A(widen(in.bias[channel + c])) : A(0);
 #pragma unroll
       for (int j = 0; j < WIDTH - 1; ++j) pending[j][c] = A(0);
     }

@@ -18,9 +18,9 @@ constexpr int64_t MAX_TASKS = int64_t{1} << 31;
 
 // Blocks an SM that registers are allotted for: more in flight forward, more registers backward.
 template <typename T>
-inline constexpr int FORWARD_BLOCKS = sizeof(T) == 8 ? 4 : 8;
+inline constexpr int FORWARD_BLOCKS = sizeof(T) == 2 ? 6 : 4;
 template <typename T>
-inline constexpr int BACKWARD_BLOCKS = sizeof(T) == 8 ? 4 : 6;
+inline constexpr int BACKWARD_BLOCKS = sizeof(T) == 2 ? 7 : 4;
 constexpr int BACKWARD_WARPS_WANTED = 24;
 
 template <typename T>

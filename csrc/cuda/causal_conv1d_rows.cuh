@@ -35,27 +35,22 @@ struct Piece {
 template <typename T>
 inline constexpr int OWN = Piece<T>::OWN;
 
-// `row + first` is at 16 bytes. Of elements behind the row those in its last vector are read, whatever they are.
+// `at` is at 16 bytes, `left` the steps from there to the row's end, of which the last may be some of a vector's. What
+// is behind the row is left as it was.
 template <typename T>
-__device__ __forceinline__ void load_own(const T* row, int first, int length, Words<VECTOR_BYTES> (&own)[OWN<T>]) {
-  constexpr int LANES = VECTOR_WIDTH<T>;
+__device__ __forceinline__ void load_own(const T* at, int left, Words<VECTOR_BYTES> (&own)[OWN<T>]) {
 #pragma unroll
   for (int v = 0; v < OWN<T>; ++v) {
-    own[v] = {};
-    if (first + v * LANES < length) own[v] = load_words<VECTOR_BYTES>(row + first + v * LANES);
+    if (v * VECTOR_WIDTH<T> < left) own[v] = load_words<VECTOR_BYTES>(at + v * VECTOR_WIDTH<T>);
   }
 }
 
 template <typename T>
-__device__ __forceinline__ void load_piece(const T* row, int first, int length, Piece<T>& piece) {
+__device__ __forceinline__ void load_before(const T* at, bool there, Piece<T>& piece) {
   constexpr int BYTES = Piece<T>::HALO_BYTES;
-  load_own(row, first, length, piece.own);
 #pragma unroll
   for (int v = 0; v < Piece<T>::BEFORE; ++v) {
-    piece.before[v] = {};
-    if (first > 0 && first < length) {
-      piece.before[v] = load_words<BYTES>(row + first - HALO + v * (BYTES / static_cast<int>(sizeof(T))));
-    }
+    if (there) piece.before[v] = load_words<BYTES>(at - HALO + v * (BYTES / static_cast<int>(sizeof(T))));
   }
 }
 
@@ -72,18 +67,18 @@ __device__ __forceinline__ void widen_piece(const Piece<T>& piece, A (&values)[H
 }
 
 template <typename T, typename A>
-__device__ __forceinline__ void store_items(T* row, int first, int length, const A (&values)[ITEMS]) {
+__device__ __forceinline__ void store_items(T* to, const A (&values)[ITEMS]) {
   constexpr int LANES = VECTOR_WIDTH<T>;
-  if (first >= 0 && first + ITEMS <= length) {
 #pragma unroll
-    for (int v = 0; v < OWN<T>; ++v) {
-      store_words(row + first + v * LANES, pack<T, VECTOR_BYTES>(values + v * LANES));
-    }
-  } else {
+  for (int v = 0; v < OWN<T>; ++v) store_words(to + v * LANES, pack<T, VECTOR_BYTES>(values + v * LANES));
+}
+
+// Those of the steps first ... first + ITEMS - 1 that the row has.
+template <typename T, typename A>
+__device__ __forceinline__ void store_some(T* row, int first, int length, const A (&values)[ITEMS]) {
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      if (first + i >= 0 && first + i < length) row[first + i] = narrow<T>(values[i]);
-    }
+  for (int i = 0; i < ITEMS; ++i) {
+    if (first + i >= 0 && first + i < length) row[first + i] = narrow<T>(values[i]);
   }
 }
 
@@ -136,9 +131,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
   const int length = static_cast<int>(s.length);
   const int first = static_cast<int>(place.part) * TILE + lane * ITEMS - (SKEWED ? skew_of(row) : 0);
 
-  Piece<T> piece[VECTORS];
+  Piece<T> piece[VECTORS] = {};
 #pragma unroll
-  for (int v = 0; v < VECTORS; ++v) load_piece(row, first + v * 32 * ITEMS, length, piece[v]);
+  for (int v = 0; v < VECTORS; ++v) {
+    const int own = first + v * 32 * ITEMS;
+    load_own(row + own, length - own, piece[v].own);
+    load_before(row + own, own > 0 && own < length, piece[v]);
+  }
   A weight[WIDTH];
   load_weights(in.weight, place.channel, WIDTH, weight);
   const A bias = in.bias ? A(widen(in.bias[place.channel])) : A(0);
@@ -159,7 +158,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) sum[i] = activate<sizeof(T) == 2>(sum[i]);
     }
-    store_items(to.out + place.line * s.length, own, length, sum);
+    T* out = to.out + place.line * s.length;
+    if (own >= 0 && own + ITEMS <= length) {
+      store_items(out + own, sum);
+    } else {
+      store_some(out, own, length, sum);
+    }
   }
   if (place.part == grid.parts.divisor - 1) {
     write_final_state(row, initial, nullptr, WIDTH, s.length, lane, to.final_state + place.line * (WIDTH - 1));
@@ -183,23 +187,33 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 
   const int length = static_cast<int>(s.length);
   const int begin = static_cast<int>(place.part) * tiles_each * TILE - (SKEWED ? skew_of(row) : 0);
-  const int end = min(begin + tiles_each * TILE, length);
+  int tiles = (min(tiles_each * TILE, length - begin) + TILE - 1) / TILE;
   int first = begin + lane * ITEMS;
-  Piece<T> next_x;
-  Words<VECTOR_BYTES> next_grad[OWN<T>];
-  load_piece(row, first, length, next_x);
-  load_own(up, first, length, next_grad);
+  const T* at_x = row + first;
+  const T* at_grad = up + first;
+  T* to = g.x + place.line * s.length + first;
+  Piece<T> next_x{};
+  Words<VECTOR_BYTES> next_grad[OWN<T>] = {};
+  load_own(at_x, length - first, next_x.own);
+  load_before(at_x, first > 0 && first < length, next_x);
+  load_own(at_grad, length - first, next_grad);
   A weight[WIDTH], grad_weight[WIDTH] = {}, grad_bias = A(0);
   load_weights(in.weight, place.channel, WIDTH, weight);
   const A bias = in.bias ? A(widen(in.bias[place.channel])) : A(0);
-  for (int tile = begin; tile < end; tile += TILE, first += TILE) {
+#pragma unroll 1
+  for (; tiles > 0; --tiles, first += TILE, to += TILE) {
     A values[HALO + ITEMS], grad[ITEMS + WIDTH - 1];
     widen_piece(next_x, values);
 #pragma unroll
     for (int v = 0; v < OWN<T>; ++v) unpack<T, VECTOR_BYTES>(next_grad[v], grad + v * VECTOR_WIDTH<T>);
-    load_piece(row, first + TILE, length, next_x);
-    load_own(up, first + TILE, length, next_grad);
-    if (first < WIDTH - 1 || first + ITEMS > length) {
+    at_x += TILE;
+    at_grad += TILE;
+    load_own(at_x, length - TILE - first, next_x.own);
+    load_before(at_x, length - TILE - first > 0, next_x);
+    load_own(at_grad, length - TILE - first, next_grad);
+    // At a rim of the row: some of what was read is not the row's, or the final state has a gradient.
+    const bool rim = first < WIDTH - 1 || first + ITEMS + WIDTH - 1 > length;
+    if (rim) {
 #pragma unroll
       for (int i = HALO - (WIDTH - 1); i < HALO + ITEMS; ++i) {
         const int t = first - HALO + i;
@@ -231,11 +245,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
           grad_weight[k] = fma(grad[i], values[HALO + i - (WIDTH - 1) + k], grad_weight[k]);
         }
       }
-      if (up_final && first + ITEMS > length - (WIDTH - 1)) {
+      if (rim) {
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) out[i] += final_gradient(up_final, nullptr, WIDTH, first + i, length);
+        for (int i = 0; i < ITEMS; ++i) out[i] += final_gradient(up_final, nullptr, WIDTH, first + i, s.length);
+        store_some(to - first, first, length, out);
+      } else {
+        store_items(to, out);
       }
-      store_items(g.x + place.line * s.length, first, length, out);
     }
   }
   if (place.part == 0 && lane < WIDTH - 1) {
