@@ -29,6 +29,7 @@ from opgraft.registry import OpSpec, find
 CPU_SHAPE = (2, 512, 2048)
 GPU_SHAPES = ((8, 4096, 4096), (1, 2048, 4096))
 STATES = 16
+CALLS = 12  # a graph
 EXPONENTIALS_A_CLOCK = 16  # of one multiprocessor
 SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
     "cuda": ({}, {"coordinate_descent_tuning": True}, {"max_autotune": True, "coordinate_descent_tuning": True}),
@@ -128,7 +129,7 @@ def seconds(call: Callable[[int], Any], device: torch.device, repeats: int = 12)
 
 
 def graph_seconds(function: Callable[..., Any], sets: list[tuple[Any, ...]], device: torch.device) -> float:
-    """Seconds a call; on a GPU through a graph of one call a set."""
+    """Seconds a call; on a GPU through a graph of about CALLS calls, which divides the cost of launching it."""
     if device.type == "cpu":
         return seconds(lambda i: function(*sets[i % len(sets)]), device)
     stream = torch.cuda.Stream()
@@ -138,10 +139,12 @@ def graph_seconds(function: Callable[..., Any], sets: list[tuple[Any, ...]], dev
             function(*args)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
+    rounds = -(-CALLS // len(sets))
     with torch.cuda.graph(graph):
-        for args in sets:
-            function(*args)
-    return seconds(lambda i: graph.replay(), device) / len(sets)
+        for _ in range(rounds):
+            for args in sets:
+                function(*args)
+    return seconds(lambda i: graph.replay(), device) / (rounds * len(sets))
 
 
 def compiled_seconds(
@@ -177,7 +180,8 @@ def differentiated(call: Callable[..., torch.Tensor], leaves: tuple[int, ...]) -
     def both(*args: Any) -> Any:
         given = [a.detach().requires_grad_() if i in leaves and a is not None else a for i, a in enumerate(args)]
         out = call(*given)
-        return torch.autograd.grad(out, [given[i] for i in leaves if given[i] is not None], out.detach())
+        wanted = [given[i] for i in leaves if given[i] is not None]
+        return torch.autograd.grad(out, wanted, out.detach(), allow_unused=True)
 
     return both
 
@@ -239,7 +243,7 @@ def compare(case: Case, shape: tuple[int, int, int], machine: Machine, given: ar
 def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
     source = torch.randn(2**27 if device.type == "cuda" else 2**22, device=device).to(dtype)
     target = torch.empty_like(source)
-    copied = 2 * source.numel() * source.element_size() / seconds(lambda i: target.copy_(source), device)
+    copied = 2 * source.numel() * source.element_size() / graph_seconds(target.copy_, [(source,)], device)
     if device.type == "cpu":
         return Machine(device, copied, 0.0)
     properties = torch.cuda.get_device_properties(device)

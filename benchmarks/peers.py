@@ -68,8 +68,8 @@ def peers(op: str, args: tuple[Any, ...]) -> Iterator[Peer]:
     elif op == "linear_scan" and args[3] == 1 and args[0].dim() == 3:
         module = _module("fla.ops.hgrn")
         if module is not None:
-            yield Peer("fla hgrn", _hgrn(module.fused_recurrent_hgrn), (0, 1))
-            yield Peer("fla hgrn, chunks", _hgrn(module.chunk_hgrn), (0, 1))
+            yield Peer("fla hgrn", _hgrn(module.fused_recurrent_hgrn), (1,))
+            yield Peer("fla hgrn, chunks", _hgrn(module.chunk_hgrn), (1,))
 
 
 def _convolutions(channel_last: bool, width: int) -> Iterator[Peer]:
@@ -102,19 +102,13 @@ def _mamba(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
 
 
 def _hgrn(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-    """Takes the decay's logarithm, which is taken outside of what is timed."""
+    """Takes the decay's logarithm. Taking it, and what leads its gradient on to the decay, is left out of the time."""
+    logarithms: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by address, with the tensor that has it
 
     def call(decay: Any, update: Any, initial: Any, dim: int, reverse: bool) -> Any:
-        return function(x=update, g=_logarithm(decay))[0]
+        if decay.data_ptr() not in logarithms:
+            taken = decay.detach().float().log().to(decay.dtype).requires_grad_()
+            logarithms[decay.data_ptr()] = decay, taken
+        return function(x=update, g=logarithms[decay.data_ptr()][1])[0]
 
     return call
-
-
-_LOGARITHMS: dict[int, torch.Tensor] = {}
-
-
-def _logarithm(decay: torch.Tensor) -> torch.Tensor:
-    key = decay.data_ptr()
-    if key not in _LOGARITHMS:
-        _LOGARITHMS[key] = decay.detach().float().log().to(decay.dtype)
-    return _LOGARITHMS[key]

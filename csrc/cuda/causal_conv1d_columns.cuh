@@ -1,11 +1,13 @@
-// causal_conv1d of widths 2 to 4, channels contiguous. A thread owns a pack of channels and walks a stretch of time
-// with the last width - 1 steps in registers. What is read travels through a ring in shared memory, one column of it a
-// thread: the copies in flight cost no registers, and since no thread reads what another one copied, nothing waits at a
-// barrier. At 512 threads an SM, packs of 16 bytes and 8 to 16 steps ahead, 64 to 128 KB are in flight, where the copy
-// rate asks for about 30.
+// causal_conv1d of widths 2 to 4, channels contiguous.
 //
-// Walks are as long as one wave of blocks allows: each re-reads the width - 1 steps before it (backward, behind it
-// too). Bytes: one read and one write an element forward, two reads and one write backward.
+// Forward: a thread owns STEPS steps of a pack of channels and loads them and those before them at once; the block's
+// next threads own the next steps, so what two of them read comes from L1. Nothing is walked: 19 loads of 8 bytes a
+// thread are in flight together, 97 KB an SM at 640 threads. Bytes: one read and one write an element.
+//
+// Backward: a thread walks a stretch of time with the last width - 1 steps and gradients and the weights' gradients in
+// registers. What is read travels through a ring in shared memory, one column of it a thread: copies in flight cost no
+// registers, and since no thread reads what another one copied, nothing waits at a barrier. Walks are as long as one
+// wave of blocks allows. Bytes: two reads and one write an element.
 #pragma once
 
 #include "cuda/causal_conv1d.cuh"
@@ -134,71 +136,11 @@ struct Ring {
   }
 };
 
-template <typename T, int PACK, int WIDTH, int STEPS, int LANES, int WALKS, int BLOCKS>
-__global__ void __launch_bounds__(LANES* WALKS, BLOCKS)
-    forward(ConvInputs<T> in, ConvOutputs<T> to, ConvSizes s, Walks walks) {
-  using A = DeviceAccumulate<T>;
-  constexpr int BYTES = PACK * static_cast<int>(sizeof(T));
-  constexpr int THREADS = LANES * WALKS;
-  __shared__ Ring<BYTES, STEPS, THREADS> ring;
-  const Place place = find_place<LANES, WALKS>(walks, s.length);
-  // The first walk also runs where the row is empty, for the final state.
-  if (place.pack >= walks.packs || (place.begin >= s.length && place.begin > 0)) return;
-  const int thread = threadIdx.y * LANES + threadIdx.x;
-  const int64_t channel = place.pack * PACK;
-  const int64_t start = (place.batch * s.length + place.begin) * s.channels + channel;
-  const int64_t stride = s.channels * static_cast<int64_t>(sizeof(T));
-  const int count = static_cast<int>(place.end - place.begin);
-  const char* from = reinterpret_cast<const char*>(in.x + start);
-  char* out = reinterpret_cast<char*>(to.out + start);
-
-  ring.fetch(0, thread, from, stride, count);
-  commit_copies();
-  ring.fetch(1, thread, from, stride, count - STEPS);
-  commit_copies();
-  A weight[PACK][WIDTH], bias[PACK], window[WIDTH - 1 + STEPS][PACK];
-  load_window<T, PACK, WIDTH>(in, s, place.batch, channel, place.begin, window);
-  load_pack_weights<T, PACK, WIDTH>(in, channel, weight, bias);
-  int which = 0;
-#pragma unroll 1
-  for (int t = 0; t < count; t += STEPS) {
-    wait_for_copies<1>();
-#pragma unroll
-    for (int u = 0; u < STEPS; ++u) {
-      unpack<T, BYTES>(ring.half[which][u][thread], window[WIDTH - 1 + u]);
-      A sum[PACK];
-#pragma unroll
-      for (int c = 0; c < PACK; ++c) {
-        sum[c] = bias[c];
-#pragma unroll
-        for (int k = 0; k < WIDTH; ++k) sum[c] = fma(weight[c][k], window[u + k][c], sum[c]);
-      }
-      if (in.silu) {
-#pragma unroll
-        for (int c = 0; c < PACK; ++c) sum[c] = activate<sizeof(T) == 2>(sum[c]);
-      }
-      if (t + u < count) store_words(out, pack<T, BYTES>(sum));
-      out += stride;
-    }
-    ring.fetch(which, thread, from, stride, count - t - 2 * STEPS);
-    commit_copies();
-    which ^= 1;
-#pragma unroll
-    for (int j = 0; j < WIDTH - 1; ++j) {
-#pragma unroll
-      for (int c = 0; c < PACK; ++c) window[j][c] = window[STEPS + j][c];
-    }
-  }
-  if (place.end == s.length && place.begin <= s.length) {
-    write_final<T, PACK, WIDTH>(in, s, place.batch, channel, to.final_state);
-  }
-}
-
 // Nothing is walked: a thread loads STEPS steps and those before them at once, which its neighbours in the block (the
 // next stretches of time) have in L1.
 template <typename T, int PACK, int WIDTH, int STEPS, int LANES, int LAYERS, int BLOCKS>
 __global__ void __launch_bounds__(LANES* LAYERS, BLOCKS)
-    forward_tiles(ConvInputs<T> in, ConvOutputs<T> to, ConvSizes s, Walks walks) {
+    forward(ConvInputs<T> in, ConvOutputs<T> to, ConvSizes s, Walks walks) {
   using A = DeviceAccumulate<T>;
   constexpr int BYTES = PACK * static_cast<int>(sizeof(T));
   const Place place = find_place<LANES, LAYERS>(walks, s.length);

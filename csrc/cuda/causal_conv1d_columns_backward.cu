@@ -13,7 +13,7 @@ namespace {
 
 constexpr int LANES = 32;
 constexpr int WALKS = 4;
-constexpr int STEPS = 4;
+constexpr int STEPS = 6;
 
 // Blocks an SM that registers are allotted for, which are what a wave of blocks is.
 template <typename T, int PACK>

@@ -9,14 +9,14 @@ using namespace conv_columns;
 
 namespace {
 
-constexpr int LANES = 128;
-constexpr int STEPS = 8;
+constexpr int LANES = 32;
+constexpr int LAYERS = 4;
 
-// Blocks an SM that registers are allotted for, which are what a wave of blocks is.
+// Steps a thread, and blocks an SM that registers are allotted for.
 template <typename T, int PACK>
-inline constexpr int BLOCKS = PACK * sizeof(DeviceAccumulate<T>) > 16  ? 4
-                              : PACK * sizeof(DeviceAccumulate<T>) > 8 ? 6
-                                                                       : 8;
+inline constexpr int STEPS = PACK * sizeof(DeviceAccumulate<T>) > 8 ? 16 : 24;
+template <typename T, int PACK>
+inline constexpr int BLOCKS = PACK * sizeof(T) > 8 ? 3 : 5;
 
 }  // namespace
 
@@ -31,14 +31,17 @@ bool fits_columns(const ConvSizes& s, std::initializer_list<const T*> tensors) {
 template <typename T>
 void forward_columns(const Launch& context, const ConvSizes& s, const ConvInputs<T>& in, const ConvOutputs<T>& to) {
   auto launch = [&](auto pack) {
-    const Walks walks = plan_walks(s, pack, LANES, 1, int64_t{BLOCKS<T, pack>} * context.multiprocessors());
+    constexpr int64_t EACH = STEPS<T, pack>;
+    const int64_t packs = s.channels / pack, pack_blocks = ceil_div(packs, LANES);
+    const Walks walks{packs, pack_blocks, ceil_div(s.length, EACH * LAYERS), EACH};
     dispatch_width(s.width, [&](auto width) {
-      forward<T, pack, width, STEPS, LANES, 1, BLOCKS<T, pack>>
-          <<<walks.blocks(s.batch), dim3(LANES, 1), 0, context.stream()>>>(in, to, s, walks);
+      forward<T, pack, width, STEPS<T, pack>, LANES, LAYERS, BLOCKS<T, pack>>
+          <<<walks.blocks(s.batch), dim3(LANES, LAYERS), 0, context.stream()>>>(in, to, s, walks);
     });
   };
-  constexpr int LARGE = VECTOR_BYTES / sizeof(T);
-  aligned(in.x) && aligned(to.out) && s.channels % LARGE == 0 ? launch(Int<LARGE>{}) : launch(Int<SMALL_PACK<T>>{});
+  constexpr int LARGE = sizeof(T) == 8 ? 2 : 4;
+  const auto fits = [](const T* tensor) { return reinterpret_cast<uintptr_t>(tensor) % (LARGE * sizeof(T)) == 0; };
+  fits(in.x) && fits(to.out) && s.channels % LARGE == 0 ? launch(Int<LARGE>{}) : launch(Int<SMALL_PACK<T>>{});
   Launch::check();
 }
 

@@ -20,18 +20,18 @@ constexpr int64_t MAX_TASKS = int64_t{1} << 31;
 template <typename T>
 inline constexpr int FORWARD_BLOCKS = sizeof(T) == 2 ? 6 : 4;
 template <typename T>
-inline constexpr int BACKWARD_BLOCKS = sizeof(T) == 2 ? 7 : 4;
-constexpr int BACKWARD_WARPS_WANTED = 24;
+inline constexpr int BACKWARD_BLOCKS = sizeof(T) == 2 ? 8 : 4;
+constexpr int BACKWARD_WARPS_WANTED = 48;
 
 template <typename T>
-bool skewed(const ConvSizes& s, const T* x) {
-  return !aligned(x) || s.length % VECTOR_WIDTH<T> != 0;
+bool ragged(const ConvSizes& s, const T* x) {
+  return !aligned(x) || s.length % ITEMS != 0;
 }
 
 // Steps of a row, from the 16 bytes at or before its first one.
 template <typename T>
-int64_t span(const ConvSizes& s, bool is_skewed) {
-  return s.length + (is_skewed ? VECTOR_WIDTH<T> - 1 : 0);
+int64_t span(const ConvSizes& s, bool is_ragged) {
+  return s.length + (is_ragged ? VECTOR_WIDTH<T> - 1 : 0);
 }
 
 template <typename Body>
@@ -52,15 +52,15 @@ bool fits_rows(const ConvSizes& s, std::initializer_list<const T*> tensors) {
 
 template <typename T>
 void forward_rows(const Launch& context, const ConvSizes& s, const ConvInputs<T>& in, const ConvOutputs<T>& to) {
-  const bool is_skewed = skewed(s, in.x);
+  const bool is_ragged = ragged(s, in.x);
   auto launch = [&](auto vectors) {
-    const int64_t tiles = ceil_div(span<T>(s, is_skewed), 32 * ITEMS * vectors);
+    const int64_t tiles = ceil_div(span<T>(s, is_ragged), 32 * ITEMS * vectors);
     const int64_t warps = s.batch * s.channels * tiles;
     const Grid grid{static_cast<uint32_t>(warps), Divider(static_cast<uint32_t>(tiles)),
                     Divider(static_cast<uint32_t>(s.channels))};
     dispatch_width(s.width, [&](auto width) {
-      dispatch_bool(is_skewed, [&](auto skew) {
-        forward<T, width, skew, vectors, WARPS, FORWARD_BLOCKS<T>>
+      dispatch_bool(is_ragged, [&](auto rag) {
+        forward<T, width, rag, vectors, WARPS, FORWARD_BLOCKS<T>>
             <<<blocks_for(warps, WARPS), WARPS * 32, 0, context.stream()>>>(in, to, s, grid);
       });
     });
@@ -75,9 +75,9 @@ template <typename T>
 void backward_rows(const Launch& context, const Tensor& like, const ConvSizes& s, const ConvInputs<T>& in,
                    const ConvGradients<T>& g) {
   using A = DeviceAccumulate<T>;
-  const bool is_skewed = skewed(s, in.x);
+  const bool is_ragged = ragged(s, in.x);
   const int64_t rows = s.batch * s.channels;
-  const int64_t tiles = ceil_div(span<T>(s, is_skewed), 31 * ITEMS);
+  const int64_t tiles = ceil_div(span<T>(s, is_ragged), 31 * ITEMS);
   // Whole rows where there are warps enough, segments of a row else.
   const int64_t wanted =
       std::clamp<int64_t>(ceil_div(int64_t{BACKWARD_WARPS_WANTED} * context.multiprocessors(), rows), 1, tiles);
@@ -89,10 +89,9 @@ void backward_rows(const Launch& context, const Tensor& like, const ConvSizes& s
   const Grid grid{static_cast<uint32_t>(warps), Divider(static_cast<uint32_t>(segments)),
                   Divider(static_cast<uint32_t>(s.channels))};
   dispatch_width(s.width, [&](auto width) {
-    dispatch_bool(is_skewed, [&](auto skew) {
-      backward<T, width, skew, WARPS, BACKWARD_BLOCKS<T>>
-          <<<blocks_for(warps, WARPS), WARPS * 32, 0, context.stream()>>>(in, g, partial, s, grid,
-                                                                          static_cast<int>(tiles_each));
+    dispatch_bool(is_ragged, [&](auto rag) {
+      backward<T, width, rag, WARPS, BACKWARD_BLOCKS<T>><<<blocks_for(warps, WARPS), WARPS * 32, 0, context.stream()>>>(
+          in, g, partial, s, grid, static_cast<int>(tiles_each));
     });
   });
   Launch::check();

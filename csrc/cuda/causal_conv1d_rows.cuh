@@ -1,9 +1,9 @@
 // causal_conv1d of widths 2 to 4, length contiguous. A lane owns ITEMS consecutive steps and reads the HALO before them
 // once more, which hits the line that its neighbour loads: cheaper than shuffles, and no lane waits for another.
 //
-// Rows need not begin at 16 bytes: lanes stand at aligned addresses, so a row's first lane may begin up to `skew` steps
-// before it and its last one may end behind it. Such lanes (a branch that few take) mend what they read and write
-// single elements. All tensors of a call must share their offset from 16 bytes.
+// Rows need not begin at 16 bytes nor be whole numbers of lanes long. RAGGED ones have their lanes at aligned
+// addresses, so the first may begin before the row and the last end behind it; such lanes (a branch that few take) mend
+// what they read and write single elements. All tensors of a call must share their offset from 16 bytes.
 //
 // Forward: a lane loads VECTORS of its vectors, then computes; nothing is walked, so the loads of all warps that an SM
 // holds are in flight together: 32 bytes a lane. Bytes: one read, one write an element.
@@ -41,6 +41,7 @@ template <typename T>
 __device__ __forceinline__ void load_own(const T* at, int left, Words<VECTOR_BYTES> (&own)[OWN<T>]) {
 #pragma unroll
   for (int v = 0; v < OWN<T>; ++v) {
+    own[v] = {};
     if (v * VECTOR_WIDTH<T> < left) own[v] = load_words<VECTOR_BYTES>(at + v * VECTOR_WIDTH<T>);
   }
 }
@@ -50,6 +51,7 @@ __device__ __forceinline__ void load_before(const T* at, bool there, Piece<T>& p
   constexpr int BYTES = Piece<T>::HALO_BYTES;
 #pragma unroll
   for (int v = 0; v < Piece<T>::BEFORE; ++v) {
+    piece.before[v] = {};
     if (there) piece.before[v] = load_words<BYTES>(at - HALO + v * (BYTES / static_cast<int>(sizeof(T))));
   }
 }
@@ -79,6 +81,33 @@ __device__ __forceinline__ void store_some(T* row, int first, int length, const 
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     if (first + i >= 0 && first + i < length) row[first + i] = narrow<T>(values[i]);
+  }
+}
+
+template <typename T, bool RAGGED, typename A>
+__device__ __forceinline__ void store_tile(T* row, int first, int length, const A (&values)[ITEMS]) {
+  if (!RAGGED ? first < length : first >= 0 && first + ITEMS <= length) {
+    store_items(row + first, values);
+  } else if (RAGGED) {
+    store_some(row, first, length, values);
+  }
+}
+
+// Puts the initial state before the row and, of a ragged one, zeros where another row was read.
+template <typename T, int WIDTH, bool RAGGED, typename A>
+__device__ __forceinline__ void mend_values(const T* row, const T* initial, int first, int length,
+                                            A (&values)[HALO + ITEMS]) {
+  if constexpr (RAGGED) {
+    if (first < WIDTH - 1 || first + ITEMS > length) {
+#pragma unroll
+      for (int i = HALO - (WIDTH - 1); i < HALO + ITEMS; ++i) {
+        const int t = first - HALO + i;
+        if (t < 0 || t >= length) values[i] = value_at(row, initial, WIDTH, t, length);
+      }
+    }
+  } else if (initial && first == 0) {
+#pragma unroll
+    for (int j = 0; j < WIDTH - 1; ++j) values[HALO - (WIDTH - 1) + j] = widen(initial[j]);
   }
 }
 
@@ -118,7 +147,7 @@ __device__ __forceinline__ int skew_of(const T* row) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(row) % VECTOR_BYTES / sizeof(T));
 }
 
-template <typename T, int WIDTH, bool SKEWED, int VECTORS, int WARPS, int BLOCKS>
+template <typename T, int WIDTH, bool RAGGED, int VECTORS, int WARPS, int BLOCKS>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     forward(ConvInputs<T> in, ConvOutputs<T> to, ConvSizes s, Grid grid) {
   using A = DeviceAccumulate<T>;
@@ -129,7 +158,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
   const T* row = in.x + place.line * s.length;
   const T* initial = in.initial ? in.initial + place.line * (WIDTH - 1) : nullptr;
   const int length = static_cast<int>(s.length);
-  const int first = static_cast<int>(place.part) * TILE + lane * ITEMS - (SKEWED ? skew_of(row) : 0);
+  const int first = static_cast<int>(place.part) * TILE + lane * ITEMS - (RAGGED ? skew_of(row) : 0);
 
   Piece<T> piece[VECTORS] = {};
 #pragma unroll
@@ -146,12 +175,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     const int own = first + v * 32 * ITEMS;
     A values[HALO + ITEMS], sum[ITEMS];
     widen_piece(piece[v], values);
-    if (own < WIDTH - 1) {
-#pragma unroll
-      for (int i = HALO - (WIDTH - 1); i < HALO + ITEMS; ++i) {
-        if (own - HALO + i < 0) values[i] = value_at(row, initial, WIDTH, own - HALO + i, s.length);
-      }
-    }
+    mend_values<T, WIDTH, RAGGED>(row, initial, own, length, values);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) sum[i] = sum_taps(values + HALO + i, weight, bias);
     if (in.silu) {
@@ -159,11 +183,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
       for (int i = 0; i < ITEMS; ++i) sum[i] = activate<sizeof(T) == 2>(sum[i]);
     }
     T* out = to.out + place.line * s.length;
-    if (own >= 0 && own + ITEMS <= length) {
-      store_items(out + own, sum);
-    } else {
-      store_some(out, own, length, sum);
-    }
+    store_tile<T, RAGGED>(out, own, length, sum);
   }
   if (place.part == grid.parts.divisor - 1) {
     write_final_state(row, initial, nullptr, WIDTH, s.length, lane, to.final_state + place.line * (WIDTH - 1));
@@ -171,7 +191,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 }
 
 // One warp a (row, segment of `tiles_each` tiles). Partial sums: [row][segment][WIDTH + 1].
-template <typename T, int WIDTH, bool SKEWED, int WARPS, int BLOCKS>
+template <typename T, int WIDTH, bool RAGGED, int WARPS, int BLOCKS>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     backward(ConvInputs<T> in, ConvGradients<T> g, DeviceAccumulate<T>* __restrict__ partial, ConvSizes s, Grid grid,
              int tiles_each) {
@@ -186,7 +206,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
   const T* up_final = g.grad_final ? g.grad_final + place.line * (WIDTH - 1) : nullptr;
 
   const int length = static_cast<int>(s.length);
-  const int begin = static_cast<int>(place.part) * tiles_each * TILE - (SKEWED ? skew_of(row) : 0);
+  const int begin = static_cast<int>(place.part) * tiles_each * TILE - (RAGGED ? skew_of(row) : 0);
   int tiles = (min(tiles_each * TILE, length - begin) + TILE - 1) / TILE;
   int first = begin + lane * ITEMS;
   const T* at_x = row + first;
@@ -211,14 +231,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     load_own(at_x, length - TILE - first, next_x.own);
     load_before(at_x, length - TILE - first > 0, next_x);
     load_own(at_grad, length - TILE - first, next_grad);
-    // At a rim of the row: some of what was read is not the row's, or the final state has a gradient.
-    const bool rim = first < WIDTH - 1 || first + ITEMS + WIDTH - 1 > length;
-    if (rim) {
-#pragma unroll
-      for (int i = HALO - (WIDTH - 1); i < HALO + ITEMS; ++i) {
-        const int t = first - HALO + i;
-        if (t < 0 || t >= length) values[i] = value_at(row, initial, WIDTH, t, length);
-      }
+    mend_values<T, WIDTH, RAGGED>(row, initial, first, length, values);
+    if (RAGGED && (first < 0 || first + ITEMS > length)) {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         if (first + i < 0 || first + i >= length) grad[i] = A(0);
@@ -245,13 +259,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
           grad_weight[k] = fma(grad[i], values[HALO + i - (WIDTH - 1) + k], grad_weight[k]);
         }
       }
-      if (rim) {
+      if (up_final && first + ITEMS + WIDTH - 1 > length) {
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) out[i] += final_gradient(up_final, nullptr, WIDTH, first + i, s.length);
-        store_some(to - first, first, length, out);
-      } else {
-        store_items(to, out);
       }
+      store_tile<T, RAGGED>(to - first, first, length, out);
     }
   }
   if (place.part == 0 && lane < WIDTH - 1) {

@@ -51,14 +51,24 @@ struct Ring {
   static constexpr int BYTES = WIDTH * static_cast<int>(sizeof(T));
   Vector<T, WIDTH> group[AHEAD][STEPS][THREADS];
 
-  __device__ __forceinline__ void fetch(int which, const T*& from, int64_t stride, int64_t count) {
+  // The next STEPS steps, of which `left` are there. A whole group needs no test a step.
+  __device__ __forceinline__ void fetch(int which, const char*& from, int64_t stride, int left) {
+    if (left >= STEPS) {
+      fetch_steps<true>(which, from, stride, left);
+    } else {
+      fetch_steps<false>(which, from, stride, left);
+    }
+  }
+
+  template <bool WHOLE>
+  __device__ __forceinline__ void fetch_steps(int which, const char*& from, int64_t stride, int left) {
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
       Vector<T, WIDTH>* to = &group[which][u][threadIdx.x];
       if constexpr (BYTES >= 4) {
-        copy_async<BYTES>(to, from, u < count);
+        copy_async<BYTES>(to, from, WHOLE || u < left);
       } else {
-        if (u < count) *to = *reinterpret_cast<const Vector<T, WIDTH>*>(from);
+        if (WHOLE || u < left) *to = *reinterpret_cast<const Vector<T, WIDTH>*>(from);
       }
       from += stride;
     }
@@ -112,12 +122,14 @@ __global__ void __launch_bounds__(THREADS)
   } ring;
   Column column;
   if (!find_column<WIDTH>(shape, segments, reverse, column)) return;
-  const T* decay = d.decay + column.offset;
-  const T* update = d.update + column.offset;
-  int64_t left = column.end - column.begin;  // steps that are not asked for yet
+  const int64_t stride = column.stride * static_cast<int64_t>(sizeof(T));
+  const char* decay = reinterpret_cast<const char*>(d.decay + column.offset);
+  const char* update = reinterpret_cast<const char*>(d.update + column.offset);
+  const int count = static_cast<int>(column.end - column.begin);
+  int left = count;  // steps that are not asked for yet
   auto fetch = [&](int which) {
-    ring.decay.fetch(which, decay, column.stride, left);
-    ring.update.fetch(which, update, column.stride, left);
+    ring.decay.fetch(which, decay, stride, left);
+    ring.update.fetch(which, update, stride, left);
     left -= STEPS;
     commit_copies();
   };
@@ -131,14 +143,12 @@ __global__ void __launch_bounds__(THREADS)
     product[w] = S::of(A(1));
   }
   if (!REDUCE) enter_column(pairs, shape.rows(), column, state);
-  T* output = d.output + column.offset;
+  char* output = reinterpret_cast<char*>(d.output + column.offset);
   int which = 0;
-#pragma unroll 1
-  for (int64_t first = column.begin; first < column.end; first += STEPS) {
-    wait_for_copies<AHEAD - 1>();
+  auto walk = [&](auto whole, int steps) {
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
-      if (first + u < column.end) {
+      if (whole || u < steps) {
         A a[WIDTH], b[WIDTH], out[WIDTH];
         ring.decay.read(which, u, a);
         ring.update.read(which, u, b);
@@ -148,13 +158,21 @@ __global__ void __launch_bounds__(THREADS)
           if (REDUCE) product[w] = multiply(S::of(a[w]), product[w]);
           out[w] = state[w].value();
         }
-        if (!REDUCE) store<T, WIDTH>(output, out);
+        if (!REDUCE) store<T, WIDTH>(reinterpret_cast<T*>(output), out);
+        output += stride;
       }
-      output += column.stride;
     }
+  };
+  int steps = count;
+#pragma unroll 1
+  for (; steps >= STEPS; steps -= STEPS) {
+    wait_for_copies<AHEAD - 1>();
+    walk(std::true_type{}, STEPS);
     fetch(which);
     advance<AHEAD>(which);
   }
+  wait_for_copies<0>();
+  walk(std::false_type{}, steps);
   if (REDUCE) {
 #pragma unroll
     for (int w = 0; w < WIDTH; ++w) pairs[column.segment * shape.rows() + column.row + w] = {product[w], state[w]};
@@ -174,18 +192,19 @@ __global__ void __launch_bounds__(THREADS)
   } ring;
   Column column;
   if (!find_column<WIDTH>(shape, segments, reverse, column)) return;
-  const T* decay = d.decay + column.offset;
-  const T* grad = d.grad + column.offset;
+  const int64_t stride = column.stride * static_cast<int64_t>(sizeof(T));
+  const char* decay = reinterpret_cast<const char*>(d.decay + column.offset);
+  const char* grad = reinterpret_cast<const char*>(d.grad + column.offset);
   // The states one step further on in this walk: what entered the step. The last of them is the initial state.
-  const T* output = d.output + column.offset + column.stride;
-  int64_t left = column.end - column.begin;
-  int64_t states_left = min(column.end, shape.length - 1) - column.begin;
+  const char* output = reinterpret_cast<const char*>(d.output + column.offset) + stride;
+  const int count = static_cast<int>(column.end - column.begin);
+  const int states = column.end == shape.length ? count - 1 : count;
+  int asked = 0;  // steps that are asked for
   auto fetch = [&](int which) {
-    ring.decay.fetch(which, decay, column.stride, left);
-    ring.grad.fetch(which, grad, column.stride, left);
-    if (!REDUCE) ring.output.fetch(which, output, column.stride, states_left);
-    left -= STEPS;
-    states_left -= STEPS;
+    ring.decay.fetch(which, decay, stride, count - asked);
+    ring.grad.fetch(which, grad, stride, count - asked);
+    if (!REDUCE) ring.output.fetch(which, output, stride, states - asked);
+    asked += STEPS;
     commit_copies();
   };
 #pragma unroll
@@ -200,21 +219,19 @@ __global__ void __launch_bounds__(THREADS)
     start[w] = d.initial ? A(widen(d.initial[column.row + w])) : A(0);
   }
   if (!REDUCE) enter_column(pairs, shape.rows(), column, e);
-  T* grad_decay = d.grad_decay + column.offset;
-  T* grad_update = d.grad_update + column.offset;
+  char* grad_decay = reinterpret_cast<char*>(d.grad_decay + column.offset);
+  char* grad_update = reinterpret_cast<char*>(d.grad_update + column.offset);
   int which = 0;
-#pragma unroll 1
-  for (int64_t first = column.begin; first < column.end; first += STEPS) {
-    wait_for_copies<AHEAD - 1>();
+  auto walk = [&](auto whole, int steps, int walked) {
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
-      if (first + u < column.end) {
+      if (whole || u < steps) {
         A a[WIDTH], g[WIDTH], out_decay[WIDTH], out_update[WIDTH];
         ring.decay.read(which, u, a);
         ring.grad.read(which, u, g);
         if (!REDUCE) {
           ring.output.read(which, u, out_decay);
-          if (first + u == shape.length - 1) {
+          if (walked + u == states) {
 #pragma unroll
             for (int w = 0; w < WIDTH; ++w) out_decay[w] = start[w];
           }
@@ -230,16 +247,24 @@ __global__ void __launch_bounds__(THREADS)
           }
         }
         if (!REDUCE) {
-          store<T, WIDTH>(grad_update, out_update);
-          store<T, WIDTH>(grad_decay, out_decay);
+          store<T, WIDTH>(reinterpret_cast<T*>(grad_update), out_update);
+          store<T, WIDTH>(reinterpret_cast<T*>(grad_decay), out_decay);
         }
+        grad_decay += stride;
+        grad_update += stride;
       }
-      grad_decay += column.stride;
-      grad_update += column.stride;
     }
+  };
+  int walked = 0;
+#pragma unroll 1
+  for (; walked + STEPS <= count; walked += STEPS) {
+    wait_for_copies<AHEAD - 1>();
+    walk(std::true_type{}, STEPS, walked);
     fetch(which);
     advance<AHEAD>(which);
   }
+  wait_for_copies<0>();
+  walk(std::false_type{}, count - walked, walked);
 #pragma unroll
   for (int w = 0; w < WIDTH; ++w) {
     if (REDUCE) {
@@ -254,6 +279,7 @@ __global__ void __launch_bounds__(THREADS)
 template <typename T, typename Launcher>
 void run_columns(const Launch& context, const Tensor& like, ScanShape shape, uintptr_t addresses,
                  const Launcher& launch) {
+  // A walk counts its steps in 32 bits.
   auto run = [&](auto width) {
     const int64_t threads = shape.outer * (shape.inner / width);
     const Segments segments =

@@ -304,6 +304,8 @@ def run_case(spec: OpSpec, device: torch.device, seed: int, number: int) -> None
         moved = moved or condition(spec, args, kwargs, exact, draw)
         inputs = [t.abs().max().item() for t in tensors((args, kwargs)) if t.is_floating_point() and t.numel()]
         allowed += ROUNDINGS * moved[index] + eps * min(inputs, default=0.0)
+        # In float64 what is called exact has the reference's own roundings, whose number nobody knows.
+        allowed *= 8 if got.dtype == torch.float64 else 1
         shapes = [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args]
         assert error <= allowed, f"{dtype} {shapes}, output {index}: error {error:.3g}, allowed {allowed:.3g}"
 
