@@ -53,6 +53,9 @@ struct Partials {
   bool channel_last;
 };
 
+constexpr float LOG2_E = 1.442695041f;
+constexpr float LN_2 = 0.693147181f;
+
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -71,7 +74,6 @@ __device__ __forceinline__ A logistic(A x) {
   if constexpr (std::is_same_v<A, double>) {
     return 1.0 / (1.0 + exp(-x));
   } else if constexpr (FAST) {
-    constexpr float LOG2_E = 1.442695041f;
     return fast_reciprocal(1.0f + fast_exp2(-LOG2_E * x));
   } else {
     return 1.0f / (1.0f + expf(-x));
@@ -87,6 +89,12 @@ template <bool FAST, typename A>
 __device__ __forceinline__ A activation_slope(A x) {
   const A s = logistic<FAST>(x);
   return s * fma(x, A(1) - s, A(1));
+}
+
+// The slope of SiLU at x over -log2(e), from x times -log2(e).
+__device__ __forceinline__ float scaled_slope(float scaled) {
+  const float s = fast_reciprocal(1.0f + fast_exp2(scaled));
+  return s * fmaf(scaled, fmaf(s, -LN_2 * LN_2, LN_2 * LN_2), -LN_2);
 }
 
 // Does step t see the value `back` steps before it? Values before the row belong to the row's first sequence.

@@ -84,30 +84,39 @@ __device__ __forceinline__ void store_some(T* row, int first, int length, const 
   }
 }
 
+// `to` is at the step `first`.
 template <typename T, bool RAGGED, typename A>
-__device__ __forceinline__ void store_tile(T* row, int first, int length, const A (&values)[ITEMS]) {
+__device__ __forceinline__ void store_tile(T* to, int first, int length, const A (&values)[ITEMS]) {
   if (!RAGGED ? first < length : first >= 0 && first + ITEMS <= length) {
-    store_items(row + first, values);
+    store_items(to, values);
   } else if (RAGGED) {
-    store_some(row, first, length, values);
+    store_some(to - first, first, length, values);
   }
 }
 
-// Puts the initial state before the row and, of a ragged one, zeros where another row was read.
-template <typename T, int WIDTH, bool RAGGED, typename A>
+// Puts the initial state before a row that is not ragged.
+template <typename T, int WIDTH>
+__device__ __forceinline__ void enter_row(const T* initial, Piece<T>& piece) {
+  constexpr int BYTES = Piece<T>::HALO_BYTES;
+  DeviceAccumulate<T> values[HALO] = {};
+#pragma unroll
+  for (int j = 0; j < WIDTH - 1; ++j) values[HALO - (WIDTH - 1) + j] = widen(initial[j]);
+#pragma unroll
+  for (int v = 0; v < Piece<T>::BEFORE; ++v) {
+    piece.before[v] = pack<T, BYTES>(values + v * (BYTES / static_cast<int>(sizeof(T))));
+  }
+}
+
+// Puts the initial state before a ragged row, and zeros where another row was read.
+template <typename T, int WIDTH, typename A>
 __device__ __forceinline__ void mend_values(const T* row, const T* initial, int first, int length,
                                             A (&values)[HALO + ITEMS]) {
-  if constexpr (RAGGED) {
-    if (first < WIDTH - 1 || first + ITEMS > length) {
+  if (first < WIDTH - 1 || first + ITEMS > length) {
 #pragma unroll
-      for (int i = HALO - (WIDTH - 1); i < HALO + ITEMS; ++i) {
-        const int t = first - HALO + i;
-        if (t < 0 || t >= length) values[i] = value_at(row, initial, WIDTH, t, length);
-      }
+    for (int i = HALO - (WIDTH - 1); i < HALO + ITEMS; ++i) {
+      const int t = first - HALO + i;
+      if (t < 0 || t >= length) values[i] = value_at(row, initial, WIDTH, t, length);
     }
-  } else if (initial && first == 0) {
-#pragma unroll
-    for (int j = 0; j < WIDTH - 1; ++j) values[HALO - (WIDTH - 1) + j] = widen(initial[j]);
   }
 }
 
@@ -167,6 +176,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     load_own(row + own, length - own, piece[v].own);
     load_before(row + own, own > 0 && own < length, piece[v]);
   }
+  if (!RAGGED && initial && first == 0) enter_row<T, WIDTH>(initial, piece[0]);
   A weight[WIDTH];
   load_weights(in.weight, place.channel, WIDTH, weight);
   const A bias = in.bias ? A(widen(in.bias[place.channel])) : A(0);
@@ -175,15 +185,14 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     const int own = first + v * 32 * ITEMS;
     A values[HALO + ITEMS], sum[ITEMS];
     widen_piece(piece[v], values);
-    mend_values<T, WIDTH, RAGGED>(row, initial, own, length, values);
+    if (RAGGED) mend_values<T, WIDTH>(row, initial, own, length, values);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) sum[i] = sum_taps(values + HALO + i, weight, bias);
     if (in.silu) {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) sum[i] = activate<sizeof(T) == 2>(sum[i]);
     }
-    T* out = to.out + place.line * s.length;
-    store_tile<T, RAGGED>(out, own, length, sum);
+    store_tile<T, RAGGED>(to.out + place.line * s.length + own, own, length, sum);
   }
   if (place.part == grid.parts.divisor - 1) {
     write_final_state(row, initial, nullptr, WIDTH, s.length, lane, to.final_state + place.line * (WIDTH - 1));
@@ -216,10 +225,17 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
   Words<VECTOR_BYTES> next_grad[OWN<T>] = {};
   load_own(at_x, length - first, next_x.own);
   load_before(at_x, first > 0 && first < length, next_x);
+  if (!RAGGED && initial && first == 0) enter_row<T, WIDTH>(initial, next_x);
   load_own(at_grad, length - first, next_grad);
   A weight[WIDTH], grad_weight[WIDTH] = {}, grad_bias = A(0);
   load_weights(in.weight, place.channel, WIDTH, weight);
-  const A bias = in.bias ? A(widen(in.bias[place.channel])) : A(0);
+  A bias = in.bias ? A(widen(in.bias[place.channel])) : A(0);
+  // In 16 bits sums are taken times -log2(e), as the exponential unit wants them, and gradients over it.
+  constexpr bool FAST = sizeof(T) == 2;
+  const A scale = FAST && in.silu ? A(-LOG2_E) : A(1);
+  bias *= scale;
+#pragma unroll
+  for (int k = 0; k < WIDTH; ++k) weight[k] *= scale;
 #pragma unroll 1
   for (; tiles > 0; --tiles, first += TILE, to += TILE) {
     A values[HALO + ITEMS], grad[ITEMS + WIDTH - 1];
@@ -231,7 +247,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     load_own(at_x, length - TILE - first, next_x.own);
     load_before(at_x, length - TILE - first > 0, next_x);
     load_own(at_grad, length - TILE - first, next_grad);
-    mend_values<T, WIDTH, RAGGED>(row, initial, first, length, values);
+    if (RAGGED) mend_values<T, WIDTH>(row, initial, first, length, values);
     if (RAGGED && (first < 0 || first + ITEMS > length)) {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
@@ -241,7 +257,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     if (in.silu) {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
-        grad[i] *= activation_slope<sizeof(T) == 2>(sum_taps(values + HALO + i, weight, bias));
+        const A sum = sum_taps(values + HALO + i, weight, bias);
+        if constexpr (FAST) {
+          grad[i] *= scaled_slope(sum);
+        } else {
+          grad[i] *= activation_slope<false>(sum);
+        }
       }
     }
 #pragma unroll
@@ -263,13 +284,16 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) out[i] += final_gradient(up_final, nullptr, WIDTH, first + i, s.length);
       }
-      store_tile<T, RAGGED>(to - first, first, length, out);
+      store_tile<T, RAGGED>(to, first, length, out);
     }
   }
   if (place.part == 0 && lane < WIDTH - 1) {
     // The gradient of the value at step lane - (WIDTH - 1), from the row's first steps.
     const int t = lane - (WIDTH - 1);
     A sum = final_gradient(up_final, nullptr, WIDTH, t, length);
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) weight[k] = widen(in.weight[place.channel * WIDTH + k]);
+    bias = in.bias ? A(widen(in.bias[place.channel])) : A(0);
     for (int later = 0; later <= t + WIDTH - 1 && later < length; ++later) {
       A grad = widen(up[later]), before = bias, tap = A(0);
 #pragma unroll
@@ -284,7 +308,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
   }
 #pragma unroll
   for (int k = 0; k <= WIDTH; ++k) {
-    A sum = k < WIDTH ? grad_weight[k < WIDTH ? k : 0] : grad_bias;
+    A sum = scale * (k < WIDTH ? grad_weight[k < WIDTH ? k : 0] : grad_bias);
 #pragma unroll
     for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(EVERY_LANE, sum, by);
     if (lane == 0) partial[(place.line * grid.parts.divisor + place.part) * (WIDTH + 1) + k] = sum;
