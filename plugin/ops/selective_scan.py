@@ -426,7 +426,7 @@ def large(device: torch.device, dtype: torch.dtype) -> tuple[Sample, Callable[[A
     matrices = [Maker(device, dtype, seed=seed).normal(1, 1, 1, length) for seed in (1, 2)]
 
     def check(found: tuple[torch.Tensor, torch.Tensor]) -> None:
-        last = (u[:, -2:], delta[:, -2:], decay[-2:], *matrices, None, None, None, False, None)
+        last: tuple[Any, ...] = (u[:, -2:], delta[:, -2:], decay[-2:], *matrices, None, None, None, False, None)
         wanted = reference(*last)
         exact = 8 * torch.finfo(dtype).eps
         torch.testing.assert_close(found[0][:, -2:], wanted[0], rtol=exact, atol=exact)
