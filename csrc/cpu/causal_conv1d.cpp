@@ -1,227 +1,26 @@
 // Depthwise causal convolution with an optional SiLU, forward, backward and one step, on the CPU.
 //
 // A row (one channel of one sequence) is widened into a buffer that begins with the width - 1 values before it; the
-// taps are then shifted loads from L1 and the loop over time is a vector operation. Channel-last tensors pass through
-// the same loops CHANNELS at a time, transposed on the way in and out, so that whole cache lines are used. Bytes: one
-// read and one write an element forward, two reads and one write backward.
+// taps are then shifted loads from L1 and the loop over time is a vector operation. Channels-last tensors are summed
+// across channels forward, a step at a time; backward, and packed, they pass through the loops over time CHANNELS at a
+// time, transposed on the way in and out, so that whole cache lines are used. Bytes: one read and one write an element
+// forward, two reads and one write backward.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "cpu/causal_conv1d_loops.h"
 #include "ops.h"
 #include "support/check.h"
-#include "support/conv_shape.h"
-#include "support/convert.h"
+#include "support/conv_call.h"
 #include "support/dispatch.h"
-#include "support/exp.h"
 #include "support/parallel.h"
 #include "support/tensor.h"
 
 namespace opgraft::cpu {
 namespace {
-
-constexpr int64_t CHANNELS = 16;  // rows together in the channel-last layout: a cache line of float
-constexpr int64_t STEPS = 512;    // steps of a row in the buffers at a time, forward
-constexpr int64_t HISTORY = MAX_CONV_WIDTH - 1;
-
-template <typename A>
-OPGRAFT_INLINE A logistic(A x) {
-  return A(1) / (A(1) + exponential(-x));
-}
-
-template <typename A>
-OPGRAFT_INLINE A activate(A x) {
-  const A s = logistic(x);
-  return s == A(0) ? A(0) : x * s;
-}
-
-template <typename A>
-OPGRAFT_INLINE A activation_slope(A x) {
-  const A s = logistic(x);
-  const A curve = s * (A(1) - s);
-  return s + (curve == A(0) ? A(0) : x * curve);
-}
-
-// history and row lie in one buffer: row[-1] is the value before row[0].
-template <typename A, int WIDTH>
-OPGRAFT_INLINE void convolve(const A* row, const A* weight, A bias, A* out, int64_t length) {
-  for (int64_t t = 0; t < length; ++t) {
-    A sum = bias;
-#pragma GCC unroll 8
-    for (int k = 0; k < WIDTH; ++k) sum += weight[k] * row[t - (WIDTH - 1) + k];
-    out[t] = sum;
-  }
-}
-
-// grad[t] is of the sum before the activation and zero behind the row; before[-j] receives the gradient of history.
-template <typename A, int WIDTH>
-OPGRAFT_INLINE void convolve_transposed(const A* grad, const A* weight, A* out, int64_t length) {
-  for (int64_t t = 0; t < length; ++t) {
-    A sum = A(0);
-#pragma GCC unroll 8
-    for (int k = 0; k < WIDTH; ++k) sum += weight[k] * grad[t + (WIDTH - 1) - k];
-    out[t] = sum;
-  }
-}
-
-// The sum of x[t] y[t], or of x[t] where y is null. Independent partial sums over BLOCK steps make the loop a vector
-// operation with a fixed order of additions; the blocks add up in double, so long rows lose no digits.
-template <typename A>
-OPGRAFT_INLINE double dot(const A* x, const A* y, int64_t length) {
-  constexpr int64_t PARTS = 32;
-  constexpr int64_t BLOCK = 16 * PARTS;
-  double total = 0;
-  for (int64_t first = 0; first < length; first += BLOCK) {
-    const int64_t end = std::min(first + BLOCK, length);
-    A part[PARTS] = {};
-    int64_t t = first;
-    for (; t + PARTS <= end; t += PARTS) {
-      for (int64_t p = 0; p < PARTS; ++p) part[p] += y ? x[t + p] * y[t + p] : x[t + p];
-    }
-    for (int64_t p = 0; t < end; ++t, ++p) part[p] += y ? x[t] * y[t] : x[t];
-    for (int64_t half = PARTS / 2; half > 0; half /= 2) {
-      for (int64_t p = 0; p < half; ++p) part[p] += part[p + half];
-    }
-    total += part[0];
-  }
-  return total;
-}
-
-template <typename A>
-OPGRAFT_INLINE void convolve_any(const A* row, const A* weight, A bias, A* out, int64_t length, int width) {
-  switch (width) {
-    case 1:
-      return convolve<A, 1>(row, weight, bias, out, length);
-    case 2:
-      return convolve<A, 2>(row, weight, bias, out, length);
-    case 3:
-      return convolve<A, 3>(row, weight, bias, out, length);
-    case 4:
-      return convolve<A, 4>(row, weight, bias, out, length);
-    case 5:
-      return convolve<A, 5>(row, weight, bias, out, length);
-    case 6:
-      return convolve<A, 6>(row, weight, bias, out, length);
-    case 7:
-      return convolve<A, 7>(row, weight, bias, out, length);
-    default:
-      return convolve<A, 8>(row, weight, bias, out, length);
-  }
-}
-
-template <typename A>
-OPGRAFT_INLINE void convolve_transposed_any(const A* grad, const A* weight, A* out, int64_t length, int width) {
-  switch (width) {
-    case 1:
-      return convolve_transposed<A, 1>(grad, weight, out, length);
-    case 2:
-      return convolve_transposed<A, 2>(grad, weight, out, length);
-    case 3:
-      return convolve_transposed<A, 3>(grad, weight, out, length);
-    case 4:
-      return convolve_transposed<A, 4>(grad, weight, out, length);
-    case 5:
-      return convolve_transposed<A, 5>(grad, weight, out, length);
-    case 6:
-      return convolve_transposed<A, 6>(grad, weight, out, length);
-    case 7:
-      return convolve_transposed<A, 7>(grad, weight, out, length);
-    default:
-      return convolve_transposed<A, 8>(grad, weight, out, length);
-  }
-}
-
-// Does step t see the value `back` steps before it? Values before the row belong to the row's first sequence.
-inline bool sees(const int32_t* seq_idx, int64_t t, int64_t back) {
-  return seq_idx[t] >= 0 && seq_idx[std::max<int64_t>(t - back, 0)] == seq_idx[t];
-}
-
-template <typename A>
-void convolve_packed(const A* row, const A* weight, A bias, A* out, int64_t first, int64_t length, int width,
-                     const int32_t* seq_idx) {
-  for (int64_t t = 0; t < length; ++t) {
-    A sum = bias;
-    for (int k = 0; k < width; ++k) {
-      if (sees(seq_idx, first + t, width - 1 - k)) sum += weight[k] * row[t - (width - 1) + k];
-    }
-    out[t] = sum;
-  }
-}
-
-template <typename A, typename T>
-OPGRAFT_INLINE void widen_row(const T* in, A* out, int64_t length) {
-  for (int64_t t = 0; t < length; ++t) out[t] = widen(in[t]);
-}
-
-template <typename A, typename T>
-OPGRAFT_INLINE void narrow_row(const A* in, T* out, int64_t length) {
-  for (int64_t t = 0; t < length; ++t) out[t] = narrow<T>(in[t]);
-}
-
-// `rows` channels side by side, transposed into rows `pitch` apart.
-template <typename A, typename T>
-OPGRAFT_INLINE void widen_columns(const T* in, int64_t stride, A* out, int64_t pitch, int64_t rows, int64_t length) {
-  for (int64_t t = 0; t < length; ++t) {
-    for (int64_t r = 0; r < rows; ++r) out[r * pitch + t] = widen(in[t * stride + r]);
-  }
-}
-
-template <typename A, typename T>
-OPGRAFT_INLINE void narrow_columns(const A* in, int64_t pitch, T* out, int64_t stride, int64_t rows, int64_t length) {
-  for (int64_t t = 0; t < length; ++t) {
-    for (int64_t r = 0; r < rows; ++r) out[t * stride + r] = narrow<T>(in[r * pitch + t]);
-  }
-}
-
-template <typename A>
-OPGRAFT_INLINE void activate_row(A* row, int64_t length) {
-  for (int64_t t = 0; t < length; ++t) row[t] = activate(row[t]);
-}
-
-// grad becomes the gradient of the sum before the activation.
-template <typename A>
-OPGRAFT_INLINE void scale_by_slope(const A* sum, A* grad, int64_t length) {
-  for (int64_t t = 0; t < length; ++t) grad[t] *= activation_slope(sum[t]);
-}
-
-template <typename A>
-OPGRAFT_INLINE void weight_gradients(const A* row, const A* grad, double* grad_weight, double* grad_bias,
-                                     int64_t length, int width) {
-  for (int k = 0; k < width; ++k) grad_weight[k] += dot(grad, row - (width - 1) + k, length);
-  *grad_bias += dot<A>(grad, nullptr, length);
-}
-
-// target_clones does not take templates: one plain function a type.
-#define OPGRAFT_CONV_SUMS(A)                                                                                           \
-  OPGRAFT_CLONES void sum_taps(const A* row, const A* weight, A bias, A* out, int64_t length, int width, bool silu) {  \
-    convolve_any(row, weight, bias, out, length, width);                                                               \
-    if (silu) activate_row(out, length);                                                                               \
-  }                                                                                                                    \
-  OPGRAFT_CLONES void activate_loop(A* row, int64_t length) { activate_row(row, length); }                             \
-  OPGRAFT_CLONES void slope_loop(const A* sum, A* grad, int64_t length) { scale_by_slope(sum, grad, length); }         \
-  OPGRAFT_CLONES void spread_taps(const A* grad, const A* weight, A* out, int64_t length, int width) {                 \
-    convolve_transposed_any(grad, weight, out, length, width);                                                         \
-  }                                                                                                                    \
-  OPGRAFT_CLONES void weight_loop(const A* row, const A* grad, double* grad_weight, double* grad_bias, int64_t length, \
-                                  int width) {                                                                         \
-    weight_gradients(row, grad, grad_weight, grad_bias, length, width);                                                \
-  }
-OPGRAFT_CONV_SUMS(float)
-OPGRAFT_CONV_SUMS(double)
-
-#define OPGRAFT_CONV_MOVES(T, A)                                                                                     \
-  OPGRAFT_CLONES void read_rows(const T* in, int64_t stride, A* out, int64_t pitch, int64_t rows, int64_t length) {  \
-    stride == 1 && rows == 1 ? widen_row(in, out, length) : widen_columns(in, stride, out, pitch, rows, length);     \
-  }                                                                                                                  \
-  OPGRAFT_CLONES void write_rows(const A* in, int64_t pitch, T* out, int64_t stride, int64_t rows, int64_t length) { \
-    stride == 1 && rows == 1 ? narrow_row(in, out, length) : narrow_columns(in, pitch, out, stride, rows, length);   \
-  }
-OPGRAFT_CONV_MOVES(float, float)
-OPGRAFT_CONV_MOVES(double, double)
-OPGRAFT_CONV_MOVES(Half, float)
-OPGRAFT_CONV_MOVES(BFloat16, float)
 
 template <typename T>
 struct Arguments {
@@ -291,6 +90,61 @@ void forward_rows(const Arguments<T>& a, int64_t b, int64_t first, int64_t rows,
     for (int j = 0; j < history; ++j) {
       const bool seen = !seq_idx || s.length == 0 || sees(seq_idx, s.length - 1, history - 1 - j);
       final_state[(b * s.channels + first + r) * history + j] = narrow<T>(seen ? row0[r * PITCH + j - history] : A(0));
+    }
+  }
+}
+
+// Steps begin to end of COLUMNS channels or fewer, channels last. 16-bit rows are widened once, into a ring.
+template <typename T>
+void forward_columns(const Arguments<T>& a, int64_t b, int64_t first, int64_t count, int64_t begin, int64_t end,
+                     T* out) {
+  using A = Accumulate<T>;
+  constexpr int64_t SLOTS = HISTORY + 1;
+  const ConvShape& s = a.shape;
+  const int history = s.width - 1;
+  A weight[SLOTS * COLUMNS], bias[COLUMNS], ring[SLOTS * COLUMNS];
+  for (int64_t c = 0; c < count; ++c) {
+    for (int k = 0; k < s.width; ++k) weight[k * COLUMNS + c] = widen(a.weight[(first + c) * s.width + k]);
+    bias[c] = a.bias ? widen(a.bias[first + c]) : A(0);
+  }
+  auto row_at = [&](int64_t t) -> const A* {
+    const T* row = a.x + a.offset(b, first) + t * s.step_stride();
+    if constexpr (std::is_same_v<T, A>) {
+      if (t >= 0) return row;
+    }
+    A* slot = ring + (t + SLOTS) % SLOTS * COLUMNS;
+    if (t >= 0) {
+      read_rows(row, 1, slot, COLUMNS, 1, count);
+    } else {
+      for (int64_t c = 0; c < count; ++c) {
+        slot[c] = a.initial ? A(widen(a.initial[(b * s.channels + first + c) * history + t + history])) : A(0);
+      }
+    }
+    return slot;
+  };
+  const A* rows[SLOTS];
+  for (int k = 0; k < history; ++k) rows[k] = row_at(begin - history + k);
+  for (int64_t t = begin; t < end; ++t) {
+    rows[history] = row_at(t);
+    step_columns(rows, weight, bias, out + a.offset(b, first) + t * s.step_stride(), count, s.width, a.silu);
+    for (int k = 0; k < history; ++k) rows[k] = rows[k + 1];
+  }
+}
+
+template <typename T>
+void final_columns(const Arguments<T>& a, T* final_state) {
+  const ConvShape& s = a.shape;
+  const int history = s.width - 1;
+  for (int64_t line = 0; line < s.batch * s.channels; ++line) {
+    for (int j = 0; j < history; ++j) {
+      const int64_t t = s.length - history + j;
+      T value = narrow<T>(Accumulate<T>(0));
+      if (t >= 0) {
+        value = a.x[a.offset(line / s.channels, line % s.channels) + t * s.step_stride()];
+      } else if (a.initial) {
+        value = a.initial[line * history + t + history];
+      }
+      final_state[line * history + j] = value;
     }
   }
 }
@@ -413,27 +267,41 @@ void update_rows(const ConvShape& s, const T* x, const T* state, const T* weight
   }
 }
 
+template <typename T, typename Call>
+Arguments<T> arguments_of(const Call& call) {
+  return {call.shape,
+          call.x.template const_data_ptr<T>(),
+          call.weight.template const_data_ptr<T>(),
+          optional_data<T>(call.bias),
+          optional_data<T>(call.initial),
+          optional_data<int32_t>(call.seq_idx),
+          call.silu};
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                                          const OptionalTensor& initial_state, const OptionalTensor& seq_idx, bool silu,
                                          bool channel_last) {
-  const ConvShape shape = check_conv("causal_conv1d", x, weight, bias, initial_state, seq_idx, channel_last);
-  const Tensor in = as_contiguous(x), weights = as_contiguous(weight);
-  const OptionalTensor biases = as_contiguous(bias), start = as_contiguous(initial_state);
-  const OptionalTensor sequences = as_contiguous(seq_idx);
-  Tensor out = new_contiguous_like(x);
-  Tensor final_state = new_contiguous(x, std::vector<int64_t>{shape.batch, shape.channels, shape.width - 1});
+  ConvForward call = prepare_conv("causal_conv1d", x, weight, bias, initial_state, seq_idx, silu, channel_last);
   dispatch_floating("causal_conv1d", x, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const Arguments<T> arguments{shape,
-                                 in.const_data_ptr<T>(),
-                                 weights.const_data_ptr<T>(),
-                                 optional_data<T>(biases),
-                                 optional_data<T>(start),
-                                 optional_data<int32_t>(sequences),
-                                 silu};
-    T *y = out.mutable_data_ptr<T>(), *last = final_state.mutable_data_ptr<T>();
+    const Arguments<T> arguments = arguments_of<T>(call);
+    T *y = call.out.mutable_data_ptr<T>(), *last = call.final_state.mutable_data_ptr<T>();
+    const ConvShape shape = call.shape;
+    if (channel_last && !arguments.seq_idx) {
+      // Blocks of channels and of steps, so that few rows still give every thread some.
+      const int64_t blocks = (shape.channels + COLUMNS - 1) / COLUMNS, parts = (shape.length + STEPS - 1) / STEPS;
+      parallel_for(0, shape.batch * parts * blocks, grain(STEPS * COLUMNS), [=](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t first = i % blocks * COLUMNS, part = i / blocks % parts;
+          forward_columns(arguments, i / blocks / parts, first, std::min(COLUMNS, shape.channels - first), part * STEPS,
+                          std::min((part + 1) * STEPS, shape.length), y);
+        }
+      });
+      final_columns(arguments, last);
+      return;
+    }
     const int64_t groups = channel_groups(shape);
     const int64_t each = shape.length * (channel_last ? CHANNELS : 1);
     parallel_for(0, shape.batch * groups, grain(each), [=](int64_t begin, int64_t end) {
@@ -444,7 +312,7 @@ std::tuple<Tensor, Tensor> causal_conv1d(const Tensor& x, const Tensor& weight, 
       }
     });
   });
-  return {out, final_state};
+  return {call.out, call.final_state};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, const OptionalTensor& grad_final,
@@ -454,48 +322,36 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& 
                                                                   const OptionalTensor& seq_idx, bool silu,
                                                                   bool channel_last) {
   const char* op = "causal_conv1d_backward";
-  const ConvShape shape =
-      check_conv_backward(op, grad, grad_final, x, weight, bias, initial_state, seq_idx, channel_last);
-  const Tensor in = as_contiguous(x), weights = as_contiguous(weight), up = as_contiguous(grad);
-  const OptionalTensor biases = as_contiguous(bias), start = as_contiguous(initial_state);
-  const OptionalTensor sequences = as_contiguous(seq_idx), up_final = as_contiguous(grad_final);
-  Tensor grad_x = new_contiguous_like(x), grad_weight = new_contiguous_like(weight);
-  Tensor grad_bias = new_contiguous(x, std::vector<int64_t>{shape.channels});
-  Tensor grad_initial = new_contiguous(x, std::vector<int64_t>{shape.batch, shape.channels, shape.width - 1});
+  ConvBackward call =
+      prepare_conv_backward(op, grad, grad_final, x, weight, bias, initial_state, seq_idx, silu, channel_last);
   dispatch_floating(op, x, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const Arguments<T> arguments{shape,
-                                 in.const_data_ptr<T>(),
-                                 weights.const_data_ptr<T>(),
-                                 optional_data<T>(biases),
-                                 optional_data<T>(start),
-                                 optional_data<int32_t>(sequences),
-                                 silu};
-    const Gradients<T> gradients{up.const_data_ptr<T>(),          optional_data<T>(up_final),
-                                 grad_x.mutable_data_ptr<T>(),    grad_weight.mutable_data_ptr<T>(),
-                                 grad_bias.mutable_data_ptr<T>(), grad_initial.mutable_data_ptr<T>()};
+    const Arguments<T> arguments = arguments_of<T>(call);
+    const Gradients<T> gradients{call.grad.const_data_ptr<T>(),        optional_data<T>(call.grad_final),
+                                 call.grad_x.mutable_data_ptr<T>(),    call.grad_weight.mutable_data_ptr<T>(),
+                                 call.grad_bias.mutable_data_ptr<T>(), call.grad_initial.mutable_data_ptr<T>()};
+    const ConvShape shape = call.shape;
     const int64_t each = shape.length * shape.batch * (channel_last ? CHANNELS : 1);
     parallel_for(0, channel_groups(shape), grain(each), [=](int64_t begin, int64_t end) {
       for_channel_groups(shape, begin, end,
                          [&](int64_t first, int64_t rows) { backward_channels(arguments, gradients, first, rows); });
     });
   });
-  return {grad_x, grad_weight, grad_bias, grad_initial};
+  return call.gradients();
 }
 
 namespace {
 
-void update_into(const ConvShape& shape, const Tensor& x, const Tensor& state, const Tensor& weight,
-                 const OptionalTensor& bias, bool silu, Tensor& out, Tensor& new_state) {
-  const Tensor in = as_contiguous(x), weights = as_contiguous(weight);
-  const OptionalTensor biases = as_contiguous(bias);
-  dispatch_floating("causal_conv1d_update", x, [&](auto tag) {
+void run_step(ConvStep& step) {
+  dispatch_floating("causal_conv1d_update", step.x, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T *current = in.const_data_ptr<T>(), *kept = state.const_data_ptr<T>(), *w = weights.const_data_ptr<T>();
-    const T* offset = optional_data<T>(biases);
-    T *y = out.mutable_data_ptr<T>(), *next = new_state.mutable_data_ptr<T>();
+    const T *current = step.x.const_data_ptr<T>(), *kept = step.state.const_data_ptr<T>();
+    const T *weight = step.weight.const_data_ptr<T>(), *bias = optional_data<T>(step.bias);
+    T *y = step.out.mutable_data_ptr<T>(), *next = step.new_state.mutable_data_ptr<T>();
+    const ConvShape shape = step.shape;
+    const bool silu = step.silu;
     parallel_for(0, shape.batch * shape.channels, grain(shape.length), [=](int64_t begin, int64_t end) {
-      update_rows(shape, current, kept, w, offset, y, next, silu, begin, end);
+      update_rows(shape, current, kept, weight, bias, y, next, silu, begin, end);
     });
   });
 }
@@ -504,25 +360,12 @@ void update_into(const ConvShape& shape, const Tensor& x, const Tensor& state, c
 
 std::tuple<Tensor, Tensor> causal_conv1d_update(const Tensor& x, const Tensor& state, const Tensor& weight,
                                                 const OptionalTensor& bias, bool silu) {
-  const ConvShape shape = check_conv_update("causal_conv1d_update", x, state, weight, bias);
-  const Tensor kept = as_contiguous(state);
-  Tensor out = new_contiguous_like(x), new_state = new_contiguous_like(state);
-  update_into(shape, x, kept, weight, bias, silu, out, new_state);
-  return {out, new_state};
+  return step_conv("causal_conv1d_update", x, state, weight, bias, silu, run_step);
 }
 
 Tensor causal_conv1d_update_(const Tensor& x, Tensor state, const Tensor& weight, const OptionalTensor& bias,
                              bool silu) {
-  const ConvShape shape = check_conv_update("causal_conv1d_update_", x, state, weight, bias);
-  Tensor out = new_contiguous_like(x);
-  if (state.is_contiguous()) {
-    update_into(shape, x, state, weight, bias, silu, out, state);  // a row's shift reads ahead of what it writes
-  } else {
-    Tensor kept = torch::stable::contiguous(state);
-    update_into(shape, x, kept, weight, bias, silu, out, kept);
-    torch::stable::copy_(state, kept);
-  }
-  return out;
+  return step_conv_in_place("causal_conv1d_update_", x, state, weight, bias, silu, run_step);
 }
 
 }  // namespace opgraft::cpu

@@ -20,7 +20,7 @@
 #include "support/dispatch.h"
 #include "support/exp.h"
 #include "support/parallel.h"
-#include "support/selective_shape.h"
+#include "support/selective_call.h"
 #include "support/tensor.h"
 
 namespace opgraft::cpu {
@@ -475,19 +475,14 @@ std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, 
                                           const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
                                           const OptionalTensor& delta_bias, bool delta_softplus,
                                           const OptionalTensor& initial_state) {
-  const SelectiveShape shape =
-      check_selective("selective_scan", {u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state});
-  const Tensor rows = as_contiguous(u), steps = as_contiguous(delta), decays = as_contiguous(A);
-  const OptionalTensor skip = as_contiguous(D), gate = as_contiguous(z), bias = as_contiguous(delta_bias);
-  const OptionalTensor start = as_contiguous(initial_state);
-  Tensor y = new_contiguous_like(u);
-  Tensor final_state =
-      new_contiguous(u, std::vector<int64_t>{shape.batch, shape.channels, shape.states}, state_type(u));
+  SelectiveForward call =
+      prepare_selective("selective_scan", {u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state});
+  const SelectiveShape shape = call.shape;
   dispatch_floating("selective_scan", u, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const Data<T> data = data_of<T>(shape, {rows, steps, decays, B, C, skip, gate, bias, delta_softplus, start});
-    T* out = y.mutable_data_ptr<T>();
-    auto* last = final_state.mutable_data_ptr<Accumulate<T>>();
+    const Data<T> data = data_of<T>(shape, call.in.arguments());
+    T* out = call.y.mutable_data_ptr<T>();
+    auto* last = call.final_state.mutable_data_ptr<Accumulate<T>>();
     const int64_t blocks = (shape.per_group() + LANES - 1) / LANES;
     parallel_for(0, shape.batch * shape.groups * blocks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -498,7 +493,7 @@ std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, 
       }
     });
   });
-  return {y, final_state};
+  return {call.y, call.final_state};
 }
 
 SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTensor& grad_final, const Tensor& u,
@@ -506,41 +501,31 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
                                            const OptionalTensor& D, const OptionalTensor& z,
                                            const OptionalTensor& delta_bias, bool delta_softplus,
                                            const OptionalTensor& initial_state) {
-  const SelectiveShape shape =
-      check_selective_backward("selective_scan_backward",
-                               {u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state}, grad, grad_final);
-  const Tensor rows = as_contiguous(u), steps = as_contiguous(delta), decays = as_contiguous(A);
-  const Tensor up = as_contiguous(grad);
-  const OptionalTensor skip = as_contiguous(D), gate = as_contiguous(z), bias = as_contiguous(delta_bias);
-  const OptionalTensor start = as_contiguous(initial_state), up_final = as_contiguous(grad_final);
-  const ScalarType wide = state_type(u);
-  Tensor d_u = new_contiguous_like(u), d_delta = new_contiguous_like(u), d_z = new_contiguous_like(u);
-  Tensor d_A = new_contiguous_like(A), d_B = new_contiguous_like(B), d_C = new_contiguous_like(C);
-  Tensor d_D = new_contiguous(A, std::vector<int64_t>{shape.channels});
-  Tensor d_bias = new_contiguous(A, std::vector<int64_t>{shape.channels});
-  Tensor d_initial = new_contiguous(A, std::vector<int64_t>{shape.batch, shape.channels, shape.states});
-  if (!z) torch::stable::zero_(d_z);
+  SelectiveBackward call = prepare_selective_backward(
+      "selective_scan_backward", {u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state}, grad,
+      grad_final);
+  const SelectiveShape shape = call.shape;
   dispatch_floating("selective_scan_backward", u, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using S = Accumulate<T>;
-    const Data<T> data = data_of<T>(shape, {rows, steps, decays, B, C, skip, gate, bias, delta_softplus, start});
+    const Data<T> data = data_of<T>(shape, call.in.arguments());
     const int64_t blocks = (shape.per_group() + LANES - 1) / LANES;
     const int64_t splits = std::clamp<int64_t>(blocks, 1, SPLITS);
     const int64_t per_batch = shape.channels * shape.states, matrix = shape.states * shape.length;
     const int64_t matrices = shape.batch * shape.groups * matrix;
     std::vector<S> part_a(shape.batch * per_batch), part_d(shape.batch * shape.channels);
     std::vector<S> part_bias(shape.batch * shape.channels), part_b(splits * matrices), part_c(splits * matrices);
-    const Gradients<T> g{up.const_data_ptr<T>(),
-                         optional_data<S>(up_final),
-                         d_u.mutable_data_ptr<T>(),
-                         d_delta.mutable_data_ptr<T>(),
-                         d_z.mutable_data_ptr<T>(),
+    const Gradients<T> g{call.grad.const_data_ptr<T>(),
+                         optional_data<S>(call.grad_final),
+                         call.u.mutable_data_ptr<T>(),
+                         call.delta.mutable_data_ptr<T>(),
+                         call.z.mutable_data_ptr<T>(),
                          part_a.data(),
                          part_d.data(),
                          part_bias.data(),
                          part_b.data(),
                          part_c.data(),
-                         d_initial.mutable_data_ptr<S>()};
+                         call.initial.mutable_data_ptr<S>()};
     parallel_for(0, shape.batch * shape.groups * splits, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t split = i % splits, place = i / splits, group = place % shape.groups;
@@ -552,29 +537,25 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
         }
       }
     });
-    add_parts(part_a.data(), d_A.mutable_data_ptr<S>(), shape.batch, per_batch);
-    add_parts(part_d.data(), d_D.mutable_data_ptr<S>(), shape.batch, shape.channels);
-    add_parts(part_bias.data(), d_bias.mutable_data_ptr<S>(), shape.batch, shape.channels);
-    add_parts(part_b.data(), d_B.mutable_data_ptr<T>(), splits, matrices);
-    add_parts(part_c.data(), d_C.mutable_data_ptr<T>(), splits, matrices);
+    add_parts(part_a.data(), call.A.mutable_data_ptr<S>(), shape.batch, per_batch);
+    add_parts(part_d.data(), call.D.mutable_data_ptr<S>(), shape.batch, shape.channels);
+    add_parts(part_bias.data(), call.delta_bias.mutable_data_ptr<S>(), shape.batch, shape.channels);
+    add_parts(part_b.data(), call.B.mutable_data_ptr<T>(), splits, matrices);
+    add_parts(part_c.data(), call.C.mutable_data_ptr<T>(), splits, matrices);
   });
-  return {d_u, d_delta, d_A, d_B, d_C, d_D, d_z, d_bias, d_initial};
+  return call.gradients();
 }
 
 namespace {
 
-// next may be state itself.
-void update_into(const char* op, const Tensor& state, Tensor& next, Tensor& y, const SelectiveArguments& given) {
-  const SelectiveShape shape = check_selective_update(op, state, given);
-  const Tensor u = as_contiguous(given.u), delta = as_contiguous(given.delta), A = as_contiguous(given.A);
-  const Tensor kept = as_contiguous(state);
-  const OptionalTensor D = as_contiguous(given.D), z = as_contiguous(given.z), bias = as_contiguous(given.delta_bias);
-  dispatch_floating(op, u, [&](auto tag) {
+void run_step(SelectiveStep& step) {
+  const SelectiveShape shape = step.shape;
+  dispatch_floating("selective_scan_update", step.in.u, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using S = Accumulate<T>;
-    const Data<T> d = data_of<T>(shape, {u, delta, A, given.B, given.C, D, z, bias, given.delta_softplus, kept});
-    T* out = y.mutable_data_ptr<T>();
-    S* to = next.mutable_data_ptr<S>();
+    const Data<T> d = data_of<T>(shape, step.in.arguments());
+    T* out = step.y.mutable_data_ptr<T>();
+    S* to = step.next.mutable_data_ptr<S>();
     const int64_t grain = std::max<int64_t>(1, GRAIN_ELEMENTS / shape.states / 8);
     parallel_for(0, shape.batch * shape.channels, grain, [=](int64_t begin, int64_t end) {
       S b[MAX_STATES], c[MAX_STATES];
@@ -592,10 +573,10 @@ void update_into(const char* op, const Tensor& state, Tensor& next, Tensor& y, c
         S* h = to + row * shape.states;
         std::copy(d.initial + row * shape.states, d.initial + (row + 1) * shape.states, h);
         const S raw = widen(d.delta[row]) + (d.bias ? d.bias[channel] : S(0));
-        const S step = d.use_softplus ? softplus(raw) : raw;
+        const S dt = d.use_softplus ? softplus(raw) : raw;
         const S x = widen(d.u[row]);
         S sum;
-        update_row<S>(h, d.a + channel * shape.states, step, step * x, sum, shape.states, b, c);
+        update_row<S>(h, d.a + channel * shape.states, dt, dt * x, sum, shape.states, b, c);
         if (d.d) sum += d.d[channel] * x;
         if (d.z) sum *= silu(S(widen(d.z[row])));
         out[row] = narrow<T>(sum);
@@ -610,26 +591,15 @@ std::tuple<Tensor, Tensor> selective_scan_update(const Tensor& state, const Tens
                                                  const Tensor& A, const Tensor& B, const Tensor& C,
                                                  const OptionalTensor& D, const OptionalTensor& z,
                                                  const OptionalTensor& delta_bias, bool delta_softplus) {
-  const OptionalTensor none;
-  Tensor y = new_contiguous_like(u), next = new_contiguous_like(state);
-  update_into("selective_scan_update", state, next, y, {u, delta, A, B, C, D, z, delta_bias, delta_softplus, none});
-  return {y, next};
+  return step_selective("selective_scan_update", state,
+                        {u, delta, A, B, C, D, z, delta_bias, delta_softplus, std::nullopt}, run_step);
 }
 
 Tensor selective_scan_update_(Tensor state, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
                               const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
                               const OptionalTensor& delta_bias, bool delta_softplus) {
-  const OptionalTensor none;
-  Tensor y = new_contiguous_like(u);
-  const SelectiveArguments arguments{u, delta, A, B, C, D, z, delta_bias, delta_softplus, none};
-  if (state.is_contiguous()) {
-    update_into("selective_scan_update_", state, state, y, arguments);
-  } else {
-    Tensor next = new_contiguous_like(state);
-    update_into("selective_scan_update_", state, next, y, arguments);
-    torch::stable::copy_(state, next);
-  }
-  return y;
+  return step_selective_in_place("selective_scan_update_", state,
+                                 {u, delta, A, B, C, D, z, delta_bias, delta_softplus, std::nullopt}, run_step);
 }
 
 }  // namespace opgraft::cpu

@@ -5,21 +5,74 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
-#include <sstream>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace opgraft {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// What a message may say of a tensor, put into words only where a check fails.
+struct ShapeText {
+  const Tensor& tensor;
+};
+struct DeviceText {
+  const Tensor& tensor;
+};
+struct SizesText {
+  std::initializer_list<int64_t> sizes;
+};
+
+inline ShapeText shape_text(const Tensor& tensor) { return {tensor}; }
+inline DeviceText device_text(const Tensor& tensor) { return {tensor}; }
+
+// Words are joined without streams: a process may hold a second, statically linked libstdc++, whose locales a stream of
+// the first one would take for its own.
+inline void append(std::string& text, const char* words) { text += words; }
+inline void append(std::string& text, const std::string& words) { text += words; }
+
+template <typename Number>
+  requires std::is_arithmetic_v<Number>
+inline void append(std::string& text, Number number) {
+  text += std::to_string(number);
+}
+
+template <typename Size>
+inline void append_sizes(std::string& text, int64_t count, const Size& size) {
+  text += "(";
+  for (int64_t i = 0; i < count; ++i) {
+    if (i > 0) text += ", ";
+    append(text, size(i));
+  }
+  text += count == 1 ? ",)" : ")";
+}
+
+inline void append(std::string& text, const ShapeText& shape) {
+  append_sizes(text, shape.tensor.dim(), [&](int64_t dim) { return shape.tensor.size(dim); });
+}
+
+inline void append(std::string& text, const SizesText& sizes) {
+  append_sizes(text, static_cast<int64_t>(sizes.sizes.size()), [&](int64_t dim) { return sizes.sizes.begin()[dim]; });
+}
+
+inline void append(std::string& text, const DeviceText& device) {
+  if (device.tensor.is_cpu()) {
+    text += "cpu";
+  } else {
+    text += device.tensor.is_cuda() ? "cuda:" : "device ";
+    append(text, device.tensor.get_device_index());
+  }
+}
+
 template <typename... Parts>
 [[noreturn]] inline void fail(const char* op, const Parts&... parts) {
-  std::ostringstream text;
-  text << op << ": ";
-  ((text << parts), ...);
-  throw std::runtime_error(text.str());
+  std::string text = op;
+  text += ": ";
+  (append(text, parts), ...);
+  throw std::runtime_error(text);
 }
 
 // check(condition, "gelu", "x has ", n, " dimensions, expected 2"): the words are only put together on failure.
@@ -28,23 +81,6 @@ inline void check(bool condition, const char* op, const Parts&... parts) {
   if (!condition) [[unlikely]] {
     fail(op, parts...);
   }
-}
-
-inline std::string shape_text(const Tensor& tensor) {
-  std::ostringstream text;
-  text << "(";
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    text << (dim ? ", " : "") << tensor.size(dim);
-  }
-  text << (tensor.dim() == 1 ? ",)" : ")");
-  return text.str();
-}
-
-inline std::string device_text(const Tensor& tensor) {
-  if (tensor.is_cpu()) return "cpu";
-  std::ostringstream text;
-  text << (tensor.is_cuda() ? "cuda:" : "device ") << tensor.get_device_index();
-  return text.str();
 }
 
 inline bool is_floating(ScalarType type) {

@@ -28,12 +28,11 @@ inline void check_sizes(const char* op, const char* argument, const Tensor& tens
                         std::initializer_list<int64_t> wanted) {
   bool same = tensor.dim() == static_cast<int64_t>(wanted.size());
   int64_t dim = 0;
-  std::ostringstream text;
   for (int64_t size : wanted) {
     same = same && tensor.size(dim) == size;
-    text << (dim++ ? ", " : "(") << size;
+    ++dim;
   }
-  check(same, op, argument, " has shape ", shape_text(tensor), ", expected ", meaning, ", ", text.str(), ")");
+  check(same, op, argument, " has shape ", shape_text(tensor), ", expected ", meaning, ", ", SizesText{wanted});
 }
 
 inline void check_weight(const char* op, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,

@@ -359,6 +359,7 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         yield sample("no batch" + layout, 0, 3, 5, 4, last=last)
         yield sample("plain" + layout, 2, 3, 9, 2, last=last, bias=False, state=False, silu=False)
         yield sample("several tiles" + layout, 1, 19, 2053, 4, last=last)
+        yield sample("whole tiles" + layout, 1, 12, 2064, 4, last=last)
         yield sample("packed" + layout, 2, 3, 17, 4, last=last, packed=True)
         yield sample("packed, without state" + layout, 2, 8, 300, 3, last=last, packed=True, state=False)
         for width in range(1, MAX_WIDTH + 1):

@@ -415,6 +415,26 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("offset by one", tuple(args))
 
 
+def large(device: torch.device, dtype: torch.dtype) -> tuple[Sample, Callable[[Any], None]]:
+    """Over 2^31 elements; the last channels are compared, out of reach of a 32-bit index."""
+    channels, length = 2**19 + 1, 4099
+    wide = torch.promote_types(dtype, torch.float32)
+    u = torch.ones(1, channels, length, device=device, dtype=dtype)
+    u[:, -2:] = Maker(device, dtype).normal(1, 2, length)
+    delta = torch.full_like(u, 0.25)
+    decay = torch.linspace(-2, -0.5, channels, device=device, dtype=wide).unsqueeze(1)
+    matrices = [Maker(device, dtype, seed=seed).normal(1, 1, 1, length) for seed in (1, 2)]
+
+    def check(found: tuple[torch.Tensor, torch.Tensor]) -> None:
+        last: tuple[Any, ...] = (u[:, -2:], delta[:, -2:], decay[-2:], *matrices, None, None, None, False, None)
+        wanted = reference(*last)
+        exact = 8 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found[0][:, -2:], wanted[0], rtol=exact, atol=exact)
+        torch.testing.assert_close(found[1][:, -2:], wanted[1], rtol=1e-5, atol=1e-5)
+
+    return Sample("over 2^31 elements", (u, delta, decay, *matrices, None, None, None, False, None)), check
+
+
 def reference_backward(grad: torch.Tensor, grad_final: torch.Tensor | None, *inputs: Any) -> tuple[torch.Tensor, ...]:
     """The gradients of the reference with respect to every tensor, there or not, in the order of the arguments."""
     return _gradients(reference, grad, grad_final, *inputs)
@@ -536,7 +556,9 @@ shard(_op, sharding_rule(_KINDS, ("row", "state")))
 shard(_backward_op, sharding_rule(("row", "state", *_KINDS), _GRADIENT_KINDS))
 
 SPEC = register(
-    OpSpec(_op, reference, samples=samples, cost=cost, public=apply, backward=_backward_op, owner="opgraft")
+    OpSpec(
+        _op, reference, samples=samples, cost=cost, public=apply, backward=_backward_op, large=large, owner="opgraft"
+    )
 )
 BACKWARD_SPEC = register(
     OpSpec(_backward_op, reference_backward, samples=backward_samples, cost=backward_cost, owner="opgraft")

@@ -28,12 +28,23 @@ def swaps(module: nn.Module) -> list[Swap]:
     if source is None or not source.__name__.startswith("transformers.") or not hasattr(module, "conv1d"):
         return []
     made = {
+        "mamba_inner_fn": _inner,
         "causal_conv1d_fn": _convolution,
         "causal_conv1d_update": _convolution_step,
         "mamba_selective_scan": _scan,
         "mamba_selective_state_update": _scan_step,
     }
     return [Swap(source, name, new) for name, new in made.items() if hasattr(source, name)]
+
+
+def _inner(original: Any) -> Any:
+    """The mixer in one call, which transformers takes from mamba_ssm where that is installed, for training alone. None
+    sends the mixer to the functions below, which the compiler sees into."""
+
+    def mamba_inner_fn(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    return mamba_inner_fn
 
 
 def _convolution(original: Any) -> Any:

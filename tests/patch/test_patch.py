@@ -122,6 +122,24 @@ def test_one_graph_under_compile() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_the_shortcut_that_transformers_takes_in_training_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With mamba_ssm installed, a mixer in training is one call of its kernel, past all that the ops replace."""
+    from transformers.models.mamba import modeling_mamba
+
+    calls = []
+    monkeypatch.setattr(modeling_mamba, "mamba_inner_fn", lambda *args, **kwargs: calls.append(1))
+    model = _mamba()
+    _step(model)
+    assert calls
+    report = opgraft.patch(model)
+    calls.clear()
+    _step(model)
+    assert not calls
+    report.undo()
+    _step(model)
+    assert calls
+
+
 def test_an_unknown_model_is_left_alone_and_named() -> None:
     report = opgraft.patch(torch.nn.Linear(3, 3))
     assert not report.changes

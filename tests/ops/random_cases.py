@@ -1,0 +1,362 @@
+"""Random calls of every op of the table against its reference in float64: shapes, strides, dtypes, options, states.
+
+python tests/ops/random_cases.py [--device cuda] [--cases 10000] [--seconds 600] [--seed 0] [--processes 4] [OP ...]
+
+Every case is made from (op, seed, number) alone, so `--only NUMBER` repeats a failure. An op with its own drawing
+below gets sizes of every kind; any other op of the table gets its samples with their values shuffled and their layouts
+changed. A case fails where the op raises, or errs by more than twice what the reference errs in the same dtype, a few
+roundings of the result, and what a rounding of the inputs does to the exact result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+import opgraft  # noqa: F401  (fills the table)
+from opgraft.registry import OpSpec, Sample, find, specs
+
+from table import map_tensors, tensors, to_double, worst_error
+
+ROUNDINGS = 16
+MOST_ELEMENTS = 20_000  # of one tensor: the reference in float64 has to be quick
+
+
+@dataclass
+class Draw:
+    """Random sizes, values and layouts of one case."""
+
+    device: torch.device
+    dtype: torch.dtype
+    chance: random.Random
+    generator: torch.Generator
+
+    @classmethod
+    def of(cls, device: torch.device, dtype: torch.dtype, key: str) -> Draw:
+        chance = random.Random(key)
+        return cls(device, dtype, chance, torch.Generator().manual_seed(chance.getrandbits(60)))
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The type of states: float32, or float64 for float64."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def flag(self, probability: float = 0.5) -> bool:
+        return self.chance.random() < probability
+
+    def size(self, most: int) -> int:
+        """Small numbers, powers of two and their neighbours, and anything up to ``most``; now and then zero."""
+        kind = self.chance.random()
+        if kind < 0.03:
+            return 0
+        if kind < 0.4:
+            return self.chance.randint(1, min(9, most))
+        if kind < 0.7:
+            power = 1 << self.chance.randint(0, max(0, most.bit_length() - 1))
+            return min(max(1, power + self.chance.randint(-1, 1)), most)
+        return self.chance.randint(1, most)
+
+    def shape(self, *most: int) -> tuple[int, ...]:
+        """Sizes up to ``most``, cut until their product is small enough."""
+        sizes = [self.size(limit) for limit in most]
+        while _product(sizes) > MOST_ELEMENTS:
+            largest = max(range(len(sizes)), key=lambda i: sizes[i])
+            sizes[largest] = sizes[largest] // 2
+        return tuple(sizes)
+
+    def values(self, shape: tuple[int, ...], low: float | None = None, high: float = 1.0) -> torch.Tensor:
+        """Normally distributed of a random scale, or uniform between ``low`` and ``high``."""
+        if low is None:
+            scale = self.chance.choice((1e-3, 0.3, 1.0, 1.0, 1.0, 8.0))
+            return torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64) * (high - low) + low
+
+    def tensor(
+        self, *shape: int, low: float | None = None, high: float = 1.0, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        drawn = self.values(shape, low, high).to(dtype or self.dtype)
+        return self.layout(drawn.to(self.device))
+
+    def layout(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values (but where a dimension gets expanded) in another layout."""
+        kind = self.chance.random()
+        if tensor.dim() == 0 or not tensor.numel() or kind < 0.4:
+            return tensor
+        if kind < 0.6:
+            order = list(range(tensor.dim()))
+            self.chance.shuffle(order)
+            back = [order.index(d) for d in range(tensor.dim())]
+            return tensor.permute(order).contiguous().permute(back)
+        if kind < 0.75:
+            offset = self.chance.randint(1, 9)
+            storage = tensor.new_empty(tensor.numel() + offset)
+            view = storage[offset:].view(tensor.shape)
+            return view.copy_(tensor)
+        if kind < 0.9:
+            dim = self.chance.randrange(tensor.dim())
+            step, more = self.chance.randint(1, 3), self.chance.randint(0, 3)
+            sizes = list(tensor.shape)
+            sizes[dim] = sizes[dim] * step + more
+            view = tensor.new_empty(sizes).narrow(dim, 0, tensor.shape[dim] * step)
+            view = view[(slice(None),) * dim + (slice(None, None, step),)]
+            return view.copy_(tensor)
+        dim = self.chance.randrange(tensor.dim())
+        return tensor.narrow(dim, 0, 1).expand(tensor.shape)
+
+
+def _product(sizes: list[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= max(size, 1)
+    return total
+
+
+def _elementwise(draw: Draw) -> tuple[Any, ...]:
+    return (draw.tensor(*draw.shape(*draw.chance.choice(((4000,), (60, 200), (9, 9, 200))))),)
+
+
+def _elementwise_backward(draw: Draw) -> tuple[Any, ...]:
+    (x,) = _elementwise(draw)
+    return draw.tensor(*x.shape), x
+
+
+def _linear_scan(draw: Draw) -> tuple[Any, ...]:
+    shape = draw.shape(*draw.chance.choice(((4000,), (40, 600), (5, 300, 40), (4, 5, 60, 9))))
+    low, high = draw.chance.choice(((0.0, 1.0), (0.99, 1.0), (-1.0, 1.0), (0.0, 0.01), (1.0, 1.0)))
+    dim = draw.chance.randrange(-len(shape), len(shape))
+    initial = draw.tensor(*(s for d, s in enumerate(shape) if d != dim % len(shape))) if draw.flag() else None
+    return draw.tensor(*shape, low=low, high=high), draw.tensor(*shape), initial, dim, draw.flag()
+
+
+def _linear_scan_backward(draw: Draw) -> tuple[Any, ...]:
+    decay, update, *rest = _linear_scan(draw)
+    return draw.tensor(*decay.shape), decay, draw.layout(_result("linear_scan", decay, update, *rest)), *rest
+
+
+def _causal_conv1d(draw: Draw) -> tuple[Any, ...]:
+    batch, channels, length = draw.shape(4, 80, 1200)
+    width, last = draw.chance.randint(1, 8) if draw.flag(0.3) else draw.chance.randint(2, 4), draw.flag()
+    seq_idx = None
+    if draw.flag(0.25):
+        starts = torch.rand((batch, length), generator=draw.generator) < draw.chance.choice((0.02, 0.3))
+        seq_idx = starts.cumsum(1).to(torch.int32)
+        if draw.flag():
+            seq_idx[:, length - length // 5 :] = -1
+        seq_idx = draw.layout(seq_idx.to(draw.device))
+    return (
+        draw.tensor(*((batch, length, channels) if last else (batch, channels, length))),
+        draw.tensor(channels, width),
+        draw.tensor(channels) if draw.flag() else None,
+        draw.tensor(batch, channels, width - 1) if draw.flag() else None,
+        seq_idx,
+        draw.flag(0.7),
+        last,
+    )
+
+
+def _causal_conv1d_backward(draw: Draw) -> tuple[Any, ...]:
+    args = _causal_conv1d(draw)
+    x, weight, last = args[0], args[1], args[-1]
+    channels = x.shape[2 if last else 1]
+    final = draw.tensor(x.shape[0], channels, weight.shape[1] - 1) if draw.flag() else None
+    return draw.tensor(*x.shape), final, *args
+
+
+def _causal_conv1d_update(draw: Draw) -> tuple[Any, ...]:
+    batch, channels = draw.shape(30, 400)
+    width = draw.chance.randint(1, 8)
+    state = draw.tensor(batch, channels, width - 1 + draw.chance.choice((0, 0, 1, 4)))
+    bias = draw.tensor(channels) if draw.flag() else None
+    return draw.tensor(batch, channels), state, draw.tensor(channels, width), bias, draw.flag(0.7)
+
+
+def _selective(draw: Draw, lead: tuple[int, ...], channels: int, time: tuple[int, ...], states: int) -> dict[str, Any]:
+    groups = draw.chance.choice([g for g in (1, 2, 3, 4) if channels % g == 0])
+    matrix = (*lead, groups, states, *time)
+    softplus = draw.flag(0.7)
+    row = (*lead, channels, *time)
+    decay = draw.chance.choice((1e-4, 1.0, 1.0, 10.0))
+    given = {
+        "u": draw.tensor(*row),
+        "delta": draw.tensor(*row, low=-4.0, high=2.0) if softplus else draw.tensor(*row, low=0.0, high=0.5),
+        "A": draw.tensor(channels, states, low=-2 * decay, high=-0.2 * decay, dtype=draw.wide),
+        "B": draw.tensor(*matrix),
+        "C": draw.tensor(*matrix),
+        "D": draw.tensor(channels, dtype=draw.wide) if draw.flag() else None,
+        "z": draw.tensor(*row) if draw.flag() else None,
+        # Without softplus a negative step grows the state without bound.
+        "delta_bias": draw.tensor(channels, low=-0.5 * softplus, high=0.5, dtype=draw.wide) if draw.flag() else None,
+    }
+    return {**given, "softplus": softplus}
+
+
+def _states(draw: Draw) -> int:
+    return draw.chance.choice((1, 2, 3, 4, 8, 15, 16, 16, 16, 17, 32, 40, 64, 100, 256))
+
+
+def _selective_scan(draw: Draw) -> tuple[Any, ...]:
+    states = _states(draw)
+    batch, channels, length = draw.shape(3, 40, 300)
+    while batch * channels * length * states > 20 * MOST_ELEMENTS:
+        length, channels = max(length // 2, 1), max(channels // 2, 1)
+    given = _selective(draw, (batch,), channels, (length,), states)
+    state = draw.tensor(batch, channels, states, dtype=draw.wide) if draw.flag() else None
+    return *given.values(), state
+
+
+def _selective_scan_backward(draw: Draw) -> tuple[Any, ...]:
+    args = _selective_scan(draw)
+    u, decays = args[0], args[2]
+    final = draw.tensor(u.shape[0], *decays.shape, dtype=draw.wide) if draw.flag() else None
+    return draw.tensor(*u.shape), final, *args
+
+
+def _selective_scan_update(draw: Draw) -> tuple[Any, ...]:
+    states = _states(draw)
+    batch, channels = draw.shape(8, 60)
+    given = _selective(draw, (batch,), channels, (), states)
+    return draw.tensor(batch, channels, states, dtype=draw.wide), *given.values()
+
+
+DRAWINGS: dict[str, Callable[[Draw], tuple[Any, ...]]] = {
+    "opgraft::gelu": _elementwise,
+    "opgraft::gelu_backward": _elementwise_backward,
+    "opgraft::linear_scan": _linear_scan,
+    "opgraft::linear_scan_backward": _linear_scan_backward,
+    "opgraft::causal_conv1d": _causal_conv1d,
+    "opgraft::causal_conv1d_backward": _causal_conv1d_backward,
+    "opgraft::causal_conv1d_update": _causal_conv1d_update,
+    "opgraft::selective_scan": _selective_scan,
+    "opgraft::selective_scan_backward": _selective_scan_backward,
+    "opgraft::selective_scan_update": _selective_scan_update,
+}
+
+
+def _result(op: str, *args: Any) -> torch.Tensor:
+    """What a backward op gets of the forward, from the reference, so that a faulty forward is not its fault too."""
+    spec = find(f"opgraft::{op}")
+    assert spec is not None
+    out: torch.Tensor = spec.reference(*args)
+    return out
+
+
+def _from_samples(spec: OpSpec, draw: Draw) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """One of the op's samples, its floating values shuffled within each tensor, in other layouts."""
+    assert spec.samples is not None, f"{spec.name} has no samples"
+    sample: Sample = draw.chance.choice(list(spec.samples(draw.device, draw.dtype)))
+
+    def shuffled(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or not tensor.numel():
+            return tensor
+        order = torch.randperm(tensor.numel(), generator=draw.generator).to(tensor.device)
+        return draw.layout(tensor.reshape(-1)[order].view(tensor.shape))
+
+    return map_tensors(shuffled, sample.args), map_tensors(shuffled, sample.kwargs)
+
+
+def condition(spec: OpSpec, args: Any, kwargs: Any, exact: list[torch.Tensor], draw: Draw) -> list[float]:
+    """By how much each exact output moves when every input is off by a rounding of the type that sums are taken in."""
+    eps = torch.finfo(draw.wide).eps
+
+    def off(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        signs = torch.randint(0, 2, tensor.shape, generator=draw.generator, dtype=torch.float64) * 2 - 1
+        return tensor.double() * (1 + eps * signs.to(tensor.device))
+
+    moved = tensors(spec.reference(*map_tensors(off, args), **map_tensors(off, kwargs)))
+    return [worst_error(one, other) for one, other in zip(moved, exact, strict=True)]
+
+
+def run_case(spec: OpSpec, device: torch.device, seed: int, number: int) -> None:
+    """Raises where the op is wrong."""
+    key = f"{spec.name} {seed} {number}"
+    dtype = random.Random(key).choice(spec.dtypes)
+    draw = Draw.of(device, dtype, key)
+    kwargs: dict[str, Any] = {}
+    if spec.name in DRAWINGS:
+        args = DRAWINGS[spec.name](draw)
+    else:
+        args, kwargs = _from_samples(spec, draw)
+    found = tensors(spec.op(*args, **kwargs))
+    own = tensors(spec.reference(*args, **kwargs))
+    exact = tensors(spec.reference(*to_double(args), **to_double(kwargs)))
+    moved: list[float] = []
+    for index, (got, mine, true) in enumerate(zip(found, own, exact, strict=True)):
+        # What the dtype cannot hold is compared as the dtype holds it.
+        held = true.to(got.dtype).double()
+        finite = held[held.isfinite()].abs()
+        eps = torch.finfo(got.dtype).eps if got.is_floating_point() else 0.0
+        allowed = 2 * worst_error(mine, held) + ROUNDINGS * eps * (finite.max().item() if finite.numel() else 0.0)
+        error = worst_error(got, held)
+        if error <= allowed:
+            continue
+        # A sum of terms that cancel is as exact as its terms are: not wrong where a rounding of them moves it as far.
+        moved = moved or condition(spec, args, kwargs, exact, draw)
+        inputs = [t.abs().max().item() for t in tensors((args, kwargs)) if t.is_floating_point() and t.numel()]
+        allowed += ROUNDINGS * moved[index] + eps * min(inputs, default=0.0)
+        # In float64 what is called exact has the reference's own roundings, whose number nobody knows.
+        allowed *= 8 if got.dtype == torch.float64 else 1
+        shapes = [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args]
+        assert error <= allowed, f"{dtype} {shapes}, output {index}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def run_op(name: str, device: str, cases: int, seconds: float, seed: int) -> tuple[str, int, list[str]]:
+    """Number of cases run, and what failed."""
+    torch.set_num_threads(1)
+    spec = find(name)
+    assert spec is not None, f"{name} is not in the table"
+    failed: list[str] = []
+    started = time.monotonic()
+    ran = 0
+    for number in range(cases):
+        if time.monotonic() - started > seconds or len(failed) >= 20:
+            break
+        try:
+            run_case(spec, torch.device(device), seed, number)
+        except Exception as problem:
+            failed.append(f"case {number}: {type(problem).__name__}: {str(problem)[:600]}")
+        ran += 1
+    return name, ran, failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ops", nargs="*", help="default: every op of the table")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--cases", type=int, default=10_000, help="an op")
+    parser.add_argument("--seconds", type=float, default=600.0, help="an op, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, default=None, help="this one case alone, in this process")
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    names = [n if "::" in n else f"opgraft::{n}" for n in given.ops] or [s.name for s in specs("opgraft")]
+    if given.only is not None:
+        for name in names:
+            spec = find(name)
+            assert spec is not None, f"{name} is not in the table"
+            run_case(spec, torch.device(given.device), given.seed, given.only)
+        return 0
+    wrong = 0
+    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(run_op, n, given.device, given.cases, given.seconds, given.seed) for n in names]
+        for job in jobs:
+            name, ran, failed = job.result()
+            wrong += len(failed)
+            print(f"{name:36} {ran:6} cases, {len(failed)} wrong ({given.device}, seed {given.seed})", flush=True)
+            for line in failed[:5]:
+                print(f"    {line}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
