@@ -1,6 +1,7 @@
 """The sequence ops alone: time against the compiled reference, and share of a copy measured in the same process.
 
 python benchmarks/ops.py [--device cuda] [--dtype bfloat16] [--no-compile] [linear_scan causal_conv1d selective_scan]
+python benchmarks/ops.py [...] rms_norm add_rms_norm rms_norm_fp8 add_rms_norm_fp8 silu_mul_fp8      (see row_ops.py)
 
 Every result is compared with the reference in float64 on a small call before anything is timed. The compiled arm is the
 better of torch.compile's default and of coordinate descent. On a GPU inputs rotate through several sets, and a CUDA
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import row_ops
 import torch
 
 import opgraft
@@ -143,6 +145,10 @@ def main() -> None:
     target = torch.empty_like(source)
     copied = 2 * source.numel() * source.element_size() / seconds(lambda i: target.copy_(source), device)
     print(f"{where}, torch {torch.__version__}, opgraft {opgraft.__version__}, {dtype}, copy {copied / 1e9:.0f} GB/s")
+    rows = [name for name in given.ops if name in row_ops.NAMES]
+    if rows:
+        row_ops.run(rows, device, dtype, copied, compile=not given.no_compile)
+        given.ops = [name for name in given.ops if name not in rows]
     for name in given.ops:
         check(name, dtype, device)
     for shape in GPU_SHAPES if device.type == "cuda" else (CPU_SHAPE,):

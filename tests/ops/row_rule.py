@@ -31,6 +31,12 @@ def constant(value: float, like: torch.Tensor) -> torch.Tensor:
     return torch.full_like(like, value)
 
 
+def divided(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a / b rounded once; torch's own reciprocal on the CPU is not. Rounding the float64 quotient again does no harm,
+    since that has more than twice the digits (Figueroa, 1995)."""
+    return (a.double() / b.double()).float()
+
+
 def threads(length: int, width: int) -> int:
     """Threads a row of vectors of ``width`` elements."""
     vectors = -(-length // width)
@@ -55,8 +61,10 @@ def sum_of_squares(x: torch.Tensor) -> torch.Tensor:
 def normalised(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float, cast_before_weight: bool
 ) -> torch.Tensor:
-    mean = sum_of_squares(x) / constant(x.shape[-1], x[..., :1].float())
-    scale = 1.0 / (mean + torch.tensor(eps, dtype=torch.float32)).sqrt()
+    total = sum_of_squares(x)
+    mean = divided(total, constant(x.shape[-1], total))
+    root = (mean + torch.tensor(eps, dtype=torch.float32)).double().sqrt().float()
+    scale = divided(constant(1.0, root), root)
     values = x.float() * scale
     if cast_before_weight:
         values = values.to(x.dtype).float()
@@ -73,7 +81,7 @@ def silu_product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     for coefficient in SILU[1:]:
         p = fused(p, f, constant(coefficient, a))
     e = (p.view(torch.int32) + (shifted.view(torch.int32) << 23)).view(torch.float32)
-    return a * (1.0 / (1.0 + e)) * up
+    return a * divided(constant(1.0, e), 1.0 + e) * up
 
 
 def encode(
@@ -83,7 +91,8 @@ def encode(
     length = values.shape[-1]
     size = block or length
     parts = torch.nn.functional.pad(values, (0, -length % size)).unflatten(-1, (-1, size))
-    scale = (parts.abs().amax(-1) / 448.0).clamp_min(1.0 / (448.0 * 512.0))
+    amax = parts.abs().amax(-1)
+    scale = divided(amax, constant(448.0, amax)).clamp_min(1.0 / (448.0 * 512.0))
     if power_of_two:
         mantissa, exponent = torch.frexp(scale)
         up = torch.ldexp(torch.ones_like(scale), torch.where(mantissa > 0.5, exponent, exponent - 1))
@@ -91,7 +100,7 @@ def encode(
     if bound is not None:
         limit = torch.tensor(2.0 ** math.floor(math.log2(bound)) if power_of_two else bound, dtype=torch.float32)
         scale = torch.minimum(scale, limit)
-    scaled = (parts * (1.0 / scale).unsqueeze(-1)).clamp(-448.0, 448.0)
+    scaled = (parts * divided(constant(1.0, scale), scale).unsqueeze(-1)).clamp(-448.0, 448.0)
     codes = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
     codes = torch.where(scaled.isnan(), 0x7F, codes).to(torch.uint8)
     return codes.flatten(-2)[..., :length], scale

