@@ -1,8 +1,9 @@
 """The ops over rows, alone: forward and backward, against torch.compile at its best of two settings and against Liger.
 
-Called by benchmarks/ops.py. On a GPU every arm of the op and of the compiler is a CUDA graph over rotated inputs; Liger,
-where it is installed, is timed by events around its calls. Shares are of the copy that ops.py measures in the same process,
-on the bytes of an ideal kernel: five passes over x for rms_norm with its gradient, eight for add_rms_norm.
+Called by benchmarks/ops.py. On a GPU every arm of the op and of the compiler is a CUDA graph over rotated inputs;
+Liger, where it is installed, is timed by events around its calls. Shares are of the copy that ops.py measures in the
+same process, on the bytes of an ideal kernel: five passes over x for rms_norm with its gradient, eight for
+add_rms_norm.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 
 import torch
 
-import opgraft
 from opgraft.registry import find
 
 NAMES = ("rms_norm", "add_rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "silu_mul_fp8")

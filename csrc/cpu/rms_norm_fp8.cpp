@@ -13,8 +13,8 @@ namespace opgraft::cpu {
 namespace {
 
 template <typename T, typename A>
-OPGRAFT_INLINE void normal_row(const T* x, const A* factors, float* values, int64_t length, RowMapping mapping, A* lanes,
-                               A eps, bool round_first) {
+OPGRAFT_INLINE void normal_row(const T* x, const A* factors, float* values, int64_t length, RowMapping mapping,
+                               A* lanes, A eps, bool round_first) {
   const A mean = squares_in_order(x, length, mapping, lanes) / static_cast<A>(length);
   const A scale = A(1) / std::sqrt(mean + eps);
   if (round_first) {
@@ -32,14 +32,14 @@ OPGRAFT_INLINE void rounded_sum(const T* x, const T* residual, T* summed, int64_
 }
 
 // One plain function a dtype, since target_clones does not take templates.
-#define OPGRAFT_NORM_FP8_ROWS(T, A)                                                                                    \
-  OPGRAFT_CLONES void fp8_row(const T* x, const T* residual, T* summed, const A* factors, float* values,               \
-                              int64_t length, RowMapping mapping, A* lanes, A eps, bool round_first, int64_t block,    \
-                              Fp8Rule rule, uint8_t* codes, float* scales) {                                           \
-    if (residual) rounded_sum(x, residual, summed, length);                                                            \
-    normal_row(residual ? static_cast<const T*>(summed) : x, factors, values, length, mapping, lanes, eps,             \
-               round_first);                                                                                           \
-    encode_span(values, length, block, rule, codes, scales);                                                           \
+#define OPGRAFT_NORM_FP8_ROWS(T, A)                                                                                 \
+  OPGRAFT_CLONES void fp8_row(const T* x, const T* residual, T* summed, const A* factors, float* values,            \
+                              int64_t length, RowMapping mapping, A* lanes, A eps, bool round_first, int64_t block, \
+                              Fp8Rule rule, uint8_t* codes, float* scales) {                                        \
+    if (residual) rounded_sum(x, residual, summed, length);                                                         \
+    normal_row(residual ? static_cast<const T*>(summed) : x, factors, values, length, mapping, lanes, eps,          \
+               round_first);                                                                                        \
+    encode_span(values, length, block, rule, codes, scales);                                                        \
   }
 OPGRAFT_NORM_FP8_ROWS(float, float)
 OPGRAFT_NORM_FP8_ROWS(double, double)

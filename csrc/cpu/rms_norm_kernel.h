@@ -105,16 +105,16 @@ OPGRAFT_INLINE void backward_row(const T* grad, const T* x, const T* more, const
 }
 
 // target_clones does not take templates: one plain function a dtype. A null pointer leaves its tensor out.
-#define OPGRAFT_RMS_NORM_ROWS(T, A)                                                                            \
-  OPGRAFT_CLONES void norm_row(const T* x, const A* factors, T* y, int64_t length, A eps, bool round_first) {  \
-    forward_row(x, factors, y, length, eps, round_first);                                                      \
-  }                                                                                                            \
-  OPGRAFT_CLONES void add_row(const T* x, const T* residual, T* summed, int64_t length) {                      \
-    sum_row(x, residual, summed, length);                                                                      \
-  }                                                                                                            \
-  OPGRAFT_CLONES void gradient_row(const T* grad, const T* x, const T* more, const A* factors, T* grad_x,      \
-                                   A* share, int64_t length, A eps) {                                          \
-    backward_row(grad, x, more, factors, grad_x, share, length, eps);                                          \
+#define OPGRAFT_RMS_NORM_ROWS(T, A)                                                                                 \
+  OPGRAFT_CLONES void norm_row(const T* x, const A* factors, T* y, int64_t length, A eps, bool round_first) {       \
+    forward_row(x, factors, y, length, eps, round_first);                                                           \
+  }                                                                                                                 \
+  OPGRAFT_CLONES void add_row(const T* x, const T* residual, T* summed, int64_t length) {                           \
+    sum_row(x, residual, summed, length);                                                                           \
+  }                                                                                                                 \
+  OPGRAFT_CLONES void gradient_row(const T* grad, const T* x, const T* more, const A* factors, T* grad_x, A* share, \
+                                   int64_t length, A eps) {                                                         \
+    backward_row(grad, x, more, factors, grad_x, share, length, eps);                                               \
   }
 OPGRAFT_RMS_NORM_ROWS(float, float)
 OPGRAFT_RMS_NORM_ROWS(double, double)

@@ -10,9 +10,7 @@
 namespace opgraft::cpu {
 
 // Rows a thread should get at least.
-inline int64_t row_grain(int64_t length) {
-  return std::max<int64_t>(1, GRAIN_ELEMENTS / std::max<int64_t>(1, length));
-}
+inline int64_t row_grain(int64_t length) { return std::max<int64_t>(1, GRAIN_ELEMENTS / std::max<int64_t>(1, length)); }
 
 template <typename T>
 const T* row_of(const RowView& view, int64_t row) {
@@ -25,8 +23,7 @@ std::vector<A> row_factors(const std::optional<Tensor>& weight, int64_t length, 
   std::vector<A> factors(length, A(1));
   if (!weight) return factors;
   const ScalarType wide = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
-  const Tensor values =
-      as_contiguous(weight->scalar_type() == wide ? *weight : torch::stable::to(*weight, wide));
+  const Tensor values = as_contiguous(weight->scalar_type() == wide ? *weight : torch::stable::to(*weight, wide));
   const A* own = values.const_data_ptr<A>();
   for (int64_t i = 0; i < length; ++i) factors[i] = own[i] + static_cast<A>(offset);
   return factors;

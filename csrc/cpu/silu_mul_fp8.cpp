@@ -17,11 +17,11 @@ OPGRAFT_INLINE float silu_value(double gate, double up) {
 }
 
 // One plain function a dtype, since target_clones does not take templates.
-#define OPGRAFT_SILU_FP8_ROWS(T)                                                                                      \
+#define OPGRAFT_SILU_FP8_ROWS(T)                                                                                       \
   OPGRAFT_CLONES void silu_row(const T* gate, const T* up, float* values, int64_t length, int64_t block, Fp8Rule rule, \
-                               uint8_t* codes, float* scales) {                                                       \
-    for (int64_t i = 0; i < length; ++i) values[i] = silu_value(widen(gate[i]), widen(up[i]));                        \
-    encode_span(values, length, block, rule, codes, scales);                                                          \
+                               uint8_t* codes, float* scales) {                                                        \
+    for (int64_t i = 0; i < length; ++i) values[i] = silu_value(widen(gate[i]), widen(up[i]));                         \
+    encode_span(values, length, block, rule, codes, scales);                                                           \
   }
 OPGRAFT_SILU_FP8_ROWS(float)
 OPGRAFT_SILU_FP8_ROWS(double)
@@ -50,8 +50,7 @@ std::tuple<Tensor, Tensor> silu_mul_fp8(const Tensor& gate, const Tensor& up, in
       std::vector<float> values(shape.length);
       for (int64_t r = begin; r < end; ++r) {
         silu_row(row_of<T>(gates, r), row_of<T>(ups, r), values.data(), shape.length,
-                 fp8.by_block ? FP8_BLOCK : shape.length, fp8.rule, code + r * shape.length,
-                 scale + r * fp8.blocks);
+                 fp8.by_block ? FP8_BLOCK : shape.length, fp8.rule, code + r * shape.length, scale + r * fp8.blocks);
       }
     });
   });

@@ -94,9 +94,9 @@ __device__ __forceinline__ void encode_row(const Fp8Outputs& out, int64_t row, i
 
 // The same for any length and alignment, from value(i): a row's threads walk it together, or each of its warps a block.
 template <typename Value>
-__device__ __forceinline__ void encode_row_from_memory(const Fp8Outputs& out, bool by_block, int64_t row, int64_t length,
-                                                       bool live, int threads, int group, int thread, float* slots,
-                                                       const Value& value) {
+__device__ __forceinline__ void encode_row_from_memory(const Fp8Outputs& out, bool by_block, int64_t row,
+                                                       int64_t length, bool live, int threads, int group, int thread,
+                                                       float* slots, const Value& value) {
   uint8_t* codes = out.codes + row * length;
   const int64_t end = live ? length : 0;
   if (by_block) {

@@ -1,8 +1,7 @@
 // rms_norm and add_rms_norm forward on CUDA: checks, allocation, stream and device around rms_norm_kernel.cuh.
-#include "cuda/rms_norm_kernel.cuh"
-
 #include <torch/csrc/stable/library.h>
 
+#include "cuda/rms_norm_kernel.cuh"
 #include "cuda/row_inputs.cuh"
 #include "ops.h"
 

@@ -23,7 +23,7 @@ constexpr int BACKWARD_THREADS = 512;
 constexpr int BACKWARD_VECTORS = 4;  // at most, a thread
 constexpr int BLOCK_VECTORS = BACKWARD_THREADS * BACKWARD_VECTORS;
 constexpr int MAX_CLUSTER = 8;  // blocks; what every device with clusters takes
-constexpr int SCALARS = 16;    // elements a thread where rows do not suit vectors
+constexpr int SCALARS = 16;     // elements a thread where rows do not suit vectors
 constexpr int REDUCE_COLUMNS = 32;
 constexpr int REDUCE_ROWS = 32;
 
@@ -164,7 +164,8 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
     float sums[2] = {sum_lanes(squares), sum_lanes(products)};
     reduce_row(sums, threads, group, thread, &slots[parity][2 * group * (threads / 32)], Add{});
     if constexpr (CLUSTERED) reduce_cluster(sums, blocks, cluster_slots[parity]);
-    // Not the fast one, though results are of 16 bits: ptxas then unpacks the rows before the sums are there, and spills.
+    // Not the fast one, though results are of 16 bits: ptxas then unpacks the rows before the sums are there, and
+    // spills.
     const float scale = inverse_root<float>(sums[0], in.length, in.eps);
     const float pull = scale * scale * scale * sums[1] / length;
 #pragma unroll

@@ -1,9 +1,10 @@
 // rms_norm and add_rms_norm forward: the kernel and its launch, behind plain pointers.
 //
-// Threads a row from a mapping: part of a warp to a whole block; a block of at least MANY_ROWS_BLOCK threads takes several rows.
-// The row stays in registers between its sum and its result, so it is read once and written once (add_rms_norm: two
-// reads, two writes): the copy bound. Loads of x and of the weight are issued together, before the reduction. Rows
-// that registers do not hold, and rows that are not aligned to 16 bytes, are read a second time, from L2.
+// Threads a row from a mapping: part of a warp to a whole block; a block of at least MANY_ROWS_BLOCK threads takes
+// several rows. The row stays in registers between its sum and its result, so it is read once and written once
+// (add_rms_norm: two reads, two writes): the copy bound. Loads of x and of the weight are issued together, before the
+// reduction. Rows that registers do not hold, and rows that are not aligned to 16 bytes, are read a second time, from
+// L2.
 #pragma once
 
 #include "cuda/fp8.cuh"
@@ -21,7 +22,7 @@ struct NormInputs {
   Rows<const T> x;
   Rows<const T> residual;  // add_rms_norm alone
   const W* weight = nullptr;
-  T* y = nullptr;     // or codes and scales
+  T* y = nullptr;  // or codes and scales
   Fp8Outputs fp8;
   T* summed = nullptr;  // x + residual, add_rms_norm alone
   int64_t rows = 0;
@@ -133,10 +134,10 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, 
   }
   float total[1] = {sum_lanes(lanes)};
   reduce_row(total, threads, group, thread, slots[0] + group * (threads / 32), Add{});
-  // The hardware's approximate root would do for 16-bit results, but then ptxas unpacks the row before the sum is there,
-  // and spills: the exact one has a rare branch, which holds it back.
+  // The hardware's approximate root would do for 16-bit results, but then ptxas unpacks the row before the sum is
+  // there, and spills: the exact one has a rare branch, which holds it back.
   const float scale = inverse_root<float>(total[0], in.length, in.eps);
-  const auto result = [&](int k, float(&values)[WIDTH]) {
+  const auto result = [&](int k, float (&values)[WIDTH]) {
     if constexpr (!EARLY) load_weights(k);
     float factors[WIDTH];
     unpack(x[k], values);
@@ -182,7 +183,8 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_memory(NormInputs<T, W> 
   T* kept = ADD ? in.summed + row * in.length : nullptr;
   const int64_t end = live ? in.length : 0;
   A lanes[WIDTH] = {};
-  for (int64_t first = static_cast<int64_t>(thread) * WIDTH; first < end; first += static_cast<int64_t>(threads) * WIDTH) {
+  for (int64_t first = static_cast<int64_t>(thread) * WIDTH; first < end;
+       first += static_cast<int64_t>(threads) * WIDTH) {
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {
       if (first + i < end) {
@@ -212,7 +214,8 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_memory(NormInputs<T, W> 
     for (int64_t i = thread; i < end; i += threads) in.y[row * in.length + i] = narrow<T>(result(i));
   } else {
     encode_row_from_memory(in.fp8, RESULT == Result::FP8_BLOCKS, row, in.length, live, threads, group, thread,
-                           fp8_slots + group * (threads / 32), [&](int64_t i) { return static_cast<float>(result(i)); });
+                           fp8_slots + group * (threads / 32),
+                           [&](int64_t i) { return static_cast<float>(result(i)); });
   }
 }
 

@@ -210,8 +210,8 @@ __device__ __forceinline__ void row_barrier(int group, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
 }
 
-// Over the threads of a row, a power of two; `slots` is shared memory of COUNT values a warp of the row, and must not be
-// written again before the next barrier of the row. Every thread gets the result.
+// Over the threads of a row, a power of two; `slots` is shared memory of COUNT values a warp of the row, and must not
+// be written again before the next barrier of the row. Every thread gets the result.
 template <typename Combine, typename A, int COUNT>
 __device__ __forceinline__ void reduce_row(A (&values)[COUNT], int threads, int group, int thread, A* slots,
                                            Combine combine) {

@@ -11,8 +11,8 @@ namespace opgraft::cuda {
 
 namespace {
 
-// A block's scale needs no other block: rows that lie end to end are taken as shorter ones of up to SHORT_BLOCKS blocks,
-// which occupy the device even where there is one row, and wait for no other warp.
+// A block's scale needs no other block: rows that lie end to end are taken as shorter ones of up to SHORT_BLOCKS
+// blocks, which occupy the device even where there is one row, and wait for no other warp.
 constexpr int64_t SHORT_BLOCKS = 8;
 
 template <typename D>

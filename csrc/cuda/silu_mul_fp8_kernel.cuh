@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) silu_registers(SiluInputs<T> 
     for (int i = 0; i < WIDTH; ++i) values[k][i] = silu_product(values[k][i], other[i]);
   }
   encode_row<WIDTH, VECTORS, BLOCKS>(in.fp8, row, in.length, end, threads, group, thread,
-                                     slots + group * (threads / 32), [&](int k, float(&lanes)[WIDTH]) {
+                                     slots + group * (threads / 32), [&](int k, float (&lanes)[WIDTH]) {
 #pragma unroll
                                        for (int i = 0; i < WIDTH; ++i) lanes[i] = values[k][i];
                                      });
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(SILU_THREADS, 2) silu_stream(SiluInputs<T> in,
       for (int i = 0; i < WIDTH; ++i) values[k][i] = silu_product(values[k][i], other[i]);
     }
     encode_row<WIDTH, VECTORS, BLOCKS>(in.fp8, row, in.length, end, threads, group, thread,
-                                       slots[parity] + group * (threads / 32), [&](int k, float(&lanes)[WIDTH]) {
+                                       slots[parity] + group * (threads / 32), [&](int k, float (&lanes)[WIDTH]) {
 #pragma unroll
                                          for (int i = 0; i < WIDTH; ++i) lanes[i] = values[k][i];
                                        });

@@ -46,9 +46,7 @@ def add_rms_norm(
     require_tensor("add_rms_norm", x=x, residual=residual)
     if weight is not None:
         require_tensor("add_rms_norm", weight=weight)
-    out: tuple[torch.Tensor, torch.Tensor] = call(
-        _op, reference, x, residual, weight, eps, offset, cast_before_weight
-    )
+    out: tuple[torch.Tensor, torch.Tensor] = call(_op, reference, x, residual, weight, eps, offset, cast_before_weight)
     return out
 
 

@@ -1,7 +1,7 @@
 """The residual sum, the RMS norm after it and float8_e4m3fn codes with scales in one pass over the rows.
 
-summed = x + residual in their dtype; codes and scales as of ``rms_norm_fp8(summed)``, bit for bit. The sum has a gradient,
-codes and scales have none.
+summed = x + residual in their dtype; codes and scales as of ``rms_norm_fp8(summed)``, bit for bit. The sum has a
+gradient, codes and scales have none.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ All in float32, every operation rounded to nearest, ties to even:
     code    = e4m3(clamp(value * inverse, -448, 448)), to nearest, ties to even
 
 Codes times scale give back the values. A row of zeros has the smallest scale. NaN makes its row's (block's) scale and
-codes NaN. Infinity makes the scale infinite, finite elements 0 and infinite ones NaN; under an upper bound they saturate.
+codes NaN. Infinity makes the scale infinite, finite elements 0 and infinite ones NaN; under an upper bound they
+saturate.
 """
 
 from __future__ import annotations
@@ -78,5 +79,7 @@ def scale_of(amax: torch.Tensor, scale_upper_bound: float | None, power_of_two: 
 def encoded_bytes(x: torch.Tensor, block: int) -> int:
     """What a kernel writes of codes and scales."""
     length = x.shape[-1]
-    scales = x.numel() // length * int(blocks(x, block)) if length else x[..., :0].sum(-1).numel() * int(blocks(x, block))
+    scales = (
+        x.numel() // length * int(blocks(x, block)) if length else x[..., :0].sum(-1).numel() * int(blocks(x, block))
+    )
     return x.numel() + 4 * scales

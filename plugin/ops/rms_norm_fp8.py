@@ -1,8 +1,8 @@
 """RMS norm with float8_e4m3fn results and their scales, of a row or of 128 elements: what feeds an fp8 matrix product.
 
-The normalised values are not rounded in between: they go from float32 to the codes. The rule is in opgraft/ops/fp8.py; the
-CPU's and the GPU's results are the same bits, since sums of squares are taken in one stated order
-(csrc/support/row_mapping.h). Codes and scales have no gradient.
+The normalised values are not rounded in between: they go from float32 to the codes. The rule is in
+opgraft/ops/fp8.py; the CPU's and the GPU's results are the same bits, since sums of squares are taken in one stated
+order (csrc/support/row_mapping.h). Codes and scales have no gradient.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def rms_norm_fp8(
     Args:
         x, weight, eps, offset, cast_before_weight: as in ``rms_norm``.
         block: 0 for one scale a row, 128 for one a block of 128 elements (the last block of a row may be shorter).
-        scale_upper_bound: no scale is larger; what does not fit saturates at +-448. The bound is one of the scale: where
+        scale_upper_bound: no scale is larger; what does not fit saturates at +-448. The bound is one of the scale:
+        where
             another library bounds the largest magnitude, give that over 448.
         power_of_two: scales are rounded up to powers of two, as E8M0 scales need them.
 
@@ -120,11 +121,22 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     maker = Maker(device, dtype, seed=8)
     for rows, length in ((4, 133), (7, 265), (19, 640)):
         more = (1e-6, 0.0, False, BLOCK)
-        yield Sample(f"{rows} by {length}", (maker.normal(rows, length), maker.normal(length), *more), family="weighted")
+        yield Sample(
+            f"{rows} by {length}", (maker.normal(rows, length), maker.normal(length), *more), family="weighted"
+        )
         yield Sample(f"{rows} by {length}, plain", (maker.normal(rows, length), None, *more), family="rows")
     for index, (rows, length) in enumerate(((9, 128), (70, 1024), (3, 4096), (2, 20480), (2, 65536), (1, 70000))):
         for block in (0, BLOCK):
-            args = (maker.normal(rows, length), maker.normal(length), 1e-5, 0.0, bool(index % 2), block, None, bool(block))
+            args = (
+                maker.normal(rows, length),
+                maker.normal(length),
+                1e-5,
+                0.0,
+                bool(index % 2),
+                block,
+                None,
+                bool(block),
+            )
             yield Sample(f"{rows} rows of {length}, block {block}", args)
     yield Sample("rows of zeros", (maker.normal(3, 16) * 0, maker.normal(16)))
     yield Sample("not a number", (maker.normal(3, 8) / maker.normal(3, 8).fill_(0), maker.normal(8)))

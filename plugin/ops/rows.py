@@ -14,9 +14,7 @@ from opgraft.ops.samples import Maker
 def check_rows(op: str, argument: str, tensor: torch.Tensor) -> None:
     """The kernels' checks of a tensor whose last dimension is a row."""
     check_floating(op, argument, tensor)
-    torch._check(
-        tensor.dim() > 0, lambda: f"{op}: {argument} has no dimension, expected rows along its last one"
-    )
+    torch._check(tensor.dim() > 0, lambda: f"{op}: {argument} has no dimension, expected rows along its last one")
 
 
 def check_row_weight(op: str, weight: torch.Tensor | None, x: torch.Tensor) -> None:

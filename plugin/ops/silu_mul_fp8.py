@@ -1,9 +1,9 @@
-"""silu(gate) * up as float8_e4m3fn codes with scales, of a row or of 128 elements: the gate of a feed-forward block before
-an fp8 matrix product.
+"""silu(gate) * up as float8_e4m3fn codes with scales, of a row or of 128 elements: the gate of a feed-forward block
+before an fp8 matrix product.
 
-The values are not rounded in between: they go from float32 to the codes. The rule is in opgraft/ops/fp8.py; the exponential
-is a polynomial in a stated order (csrc/support/silu_rule.h), so the CPU's and the GPU's results are the same bits. Codes and
-scales have no gradient.
+The values are not rounded in between: they go from float32 to the codes. The rule is in opgraft/ops/fp8.py; the
+exponential is a polynomial in a stated order (csrc/support/silu_rule.h), so the CPU's and the GPU's results are the
+same bits. Codes and scales have no gradient.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def silu_mul_fp8(
         block, scale_upper_bound, power_of_two: as in ``rms_norm_fp8``.
 
     Returns:
-        The codes, of the shape of ``gate``, and float32 scales of shape (..., 1) or (..., ceil(length / 128)); both fresh,
-        contiguous and without a gradient. A gate of minus infinity counts as silu's limit, 0.
+        The codes, of the shape of ``gate``, and float32 scales of shape (..., 1) or (..., ceil(length / 128)); both
+        fresh, contiguous and without a gradient. A gate of minus infinity counts as silu's limit, 0.
 
     Raises:
         TypeError: ``gate`` or ``up`` is not a tensor.
@@ -106,7 +106,9 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(name, (gate, up.transpose(0, -1).contiguous().transpose(0, -1), *options(index)))
         index += 1
     for rows, length in ((4, 133), (7, 265), (19, 640)):
-        yield Sample(f"{rows} by {length}", (maker.normal(rows, length), maker.normal(rows, length), BLOCK), family="rows")
+        yield Sample(
+            f"{rows} by {length}", (maker.normal(rows, length), maker.normal(rows, length), BLOCK), family="rows"
+        )
     for rows, length in ((9, 128), (70, 1024), (600, 2048), (3, 14336), (2, 20480), (1, 70000)):
         for block in (0, BLOCK):
             pair = maker.normal(rows, length), maker.normal(rows, length)

@@ -41,8 +41,8 @@ def patch(model: nn.Module) -> Report:
     Known are the mixers of transformers' Mamba, FalconMamba, Jamba and Zamba, the short convolutions of the hybrids
     that define them alike (Lfm2, Qwen3Next and others), RecurrentGemma's RG-LRU, and the RMS norms of any model, found
     by what they compute (Llama, Qwen, Mistral, Gemma and alike); for training, prefill and decoding with a cache, in
-    eager and under ``torch.compile(fullgraph=True)``, where the norms stay the compiler's. The functions of the mixers belong to
-    transformers' modules, so every model of the same class in this process changes with this one.
+    eager and under ``torch.compile(fullgraph=True)``, where the norms stay the compiler's. The functions of the
+    mixers belong to transformers' modules, so every model of the same class in this process changes with this one.
 
     Every kind of module that is changed is run before and after on a small random input of the module's device and
     dtype: outputs and gradients that disagree by more than the dtype's rounding put the original back, and the report

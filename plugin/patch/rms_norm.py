@@ -1,13 +1,13 @@
 """RMS norms of any model, found by what they compute: a module is tried on numbers, not looked up by name.
 
-A candidate is a module without children whose only parameter, if any, is a vector ``weight``, and whose forward takes one
-tensor. A copy of it with a random weight is given random rows, some so small that eps decides their length. It must give
-x / sqrt(mean(x^2) + eps) times its weight, its weight plus one (Gemma) or nothing, with an eps that it keeps under any
-name. In bfloat16 the same rows tell where it rounds: before the weight, as transformers' Llama, Qwen and Mistral do, or
-once at the end, as Gemma does. What fits none of these to the last digits is left alone.
+A candidate is a module without children whose only parameter, if any, is a vector ``weight``, and whose forward takes
+one tensor. A copy of it with a random weight is given random rows, some so small that eps decides their length. It
+must give x / sqrt(mean(x^2) + eps) times its weight, its weight plus one (Gemma) or nothing, with an eps that it
+keeps under any name. In bfloat16 the same rows tell where it rounds: before the weight, as transformers' Llama, Qwen
+and Mistral do, or once at the end, as Gemma does. What fits none of these to the last digits is left alone.
 
-Under torch.compile the original runs: there it is fused with its neighbours, and what the op can do better is decided at
-its site by measuring (opgraft.compile).
+Under torch.compile the original runs: there it is fused with its neighbours, and what the op can do better is decided
+at its site by measuring (opgraft.compile).
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def _is_candidate(module: nn.Module) -> bool:
     if len(given) > 1 or (given and weight is None) or not _epsilons(module):
         return False
     if weight is not None and not (
-        weight.dim() == 1 and weight.numel() > 1 and weight.is_floating_point() and weight.device.type in ("cpu", "cuda")
+        weight.dim() == 1
+        and weight.numel() > 1
+        and weight.is_floating_point()
+        and weight.device.type in ("cpu", "cuda")
     ):
         return False
     try:

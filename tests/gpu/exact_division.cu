@@ -1,6 +1,7 @@
 // Tries inverse_of and over_largest (csrc/support/fp8_rule.h) for every float32 that they may be given, against the
 // hardware's correctly rounded division. Prints two counts of differences, which must be 0.
-//   nvcc -std=c++20 -arch=native --expt-relaxed-constexpr -I csrc tests/gpu/exact_division.cu -o /tmp/exact && /tmp/exact
+//   nvcc -std=c++20 -arch=native --expt-relaxed-constexpr -I csrc tests/gpu/exact_division.cu -o /tmp/exact &&
+//   /tmp/exact
 #include <cstdint>
 #include <cstdio>
 

@@ -2,9 +2,9 @@
 
 python tests/ops/random_rows.py [--cases 10000] [--device cuda] [--seed 0] [rms_norm add_rms_norm ...]
 
-A result may err by twice what the reference errs in the same dtype plus a few roundings of the size of what was added up.
-Codes of fp8 ops are compared with the stated rule (row_rule.py) bit for bit. Prints one line an op, and exits 1 on a
-wrong value.
+A result may err by twice what the reference errs in the same dtype plus a few roundings of the size of what was added
+up. Codes of fp8 ops are compared with the stated rule (row_rule.py) bit for bit. Prints one line an op, and exits 1 on
+a wrong value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDTHS = (1, 2, 8, 33, 64, 100, 128, 256, 500, 512, 1000, 1024, 2048, 4096, 5120
 
 
 def rows(choice: random.Random, length: int, dtype: torch.dtype, device: torch.device, generator: Any) -> torch.Tensor:
-    """A few rows in one of the layouts: dense, every second row, every second element, shifted, transposed, repeated."""
+    """A few rows: dense, every second row, every second element, shifted, transposed or repeated."""
     count = choice.randint(1, max(1, min(40, 60000 // length)))
     form = choice.choice(["dense", "dense", "rows", "elements", "shifted", "transposed", "repeated"])
 
@@ -64,7 +64,11 @@ def norm_case(choice: random.Random, device: torch.device, generator: Any, add: 
     x = rows(choice, length, dtype, device, generator)
     extra = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(device, dtype)] if add else []
     kind = choice.choice((dtype, torch.promote_types(dtype, torch.float32)))
-    weight = torch.randn(length, generator=generator, dtype=torch.float64).to(device, kind) if choice.random() < 0.8 else None
+    weight = (
+        torch.randn(length, generator=generator, dtype=torch.float64).to(device, kind)
+        if choice.random() < 0.8
+        else None
+    )
     more = (choice.choice([1e-6, 1e-5, 0.1]), choice.choice([0.0, 1.0]), choice.random() < 0.5)
     module, op = (add_rms_norm, opgraft.add_rms_norm) if add else (rms_norm, opgraft.rms_norm)
     grads = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(device, dtype) for _ in range(1 + add)]
@@ -102,7 +106,11 @@ def fp8_case(choice: random.Random, device: torch.device, generator: Any, name: 
         values = row_rule.silu_product(x.cpu(), other.cpu())
     else:
         kind = choice.choice((dtype, torch.float32))
-        weight = torch.randn(length, generator=generator, dtype=torch.float64).to(device, kind) if choice.random() < 0.8 else None
+        weight = (
+            torch.randn(length, generator=generator, dtype=torch.float64).to(device, kind)
+            if choice.random() < 0.8
+            else None
+        )
         more = (choice.choice([1e-6, 0.1]), choice.choice([0.0, 1.0]), choice.random() < 0.5)
         if name == "rms_norm_fp8":
             found, normed = opgraft.rms_norm_fp8(x, weight, *more, *options), x

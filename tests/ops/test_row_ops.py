@@ -68,7 +68,7 @@ def test_silu_of_every_16_bit_gate_is_the_rule_and_near_the_truth(dtype: torch.d
 
 
 def test_codes_round_to_nearest_even_and_saturate(device: torch.device) -> None:
-    """Against every midpoint of neighbouring e4m3 numbers. Under the bound 1 the scale is 1 and codes are the values."""
+    """Against every midpoint of neighbouring e4m3 numbers. Under the bound 1 the scale is 1, codes are the values."""
     numbers = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
     between = (numbers[1:] + numbers[:-1]) / 2
     spread = torch.cat([numbers, between, between * (1 + 1e-6), between * (1 - 1e-6)])
@@ -145,7 +145,10 @@ def test_rounding_at_the_end_is_that_of_torch(dtype: torch.dtype, device: torch.
 
 def test_rounding_before_the_weight_is_that_of_llama(device: torch.device) -> None:
     """In bfloat16 almost every product differs between the two roundings; the right one agrees but for rare ties."""
-    x, weight = _normal(256, 1024, dtype=torch.bfloat16).to(device), _normal(1024, seed=1, dtype=torch.bfloat16).to(device)
+    x, weight = (
+        _normal(256, 1024, dtype=torch.bfloat16).to(device),
+        _normal(1024, seed=1, dtype=torch.bfloat16).to(device),
+    )
     normal = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
     llama, gemma = weight * normal.to(x.dtype), (normal * weight.float()).to(x.dtype)
     before, after = opgraft.rms_norm(x, weight, cast_before_weight=True), opgraft.rms_norm(x, weight)
@@ -183,7 +186,9 @@ def test_slices_of_packed_rows_are_read_in_place(device: torch.device) -> None:
         assert torch.equal(found[0].view(torch.uint8), wanted[0].view(torch.uint8))
 
 
-@pytest.mark.parametrize(("given", "said"), [({"block": 64}, "block is 64"), ({"scale_upper_bound": 0.0}, "bound is 0")])
+@pytest.mark.parametrize(
+    ("given", "said"), [({"block": 64}, "block is 64"), ({"scale_upper_bound": 0.0}, "bound is 0")]
+)
 def test_other_blocks_and_bounds_are_refused(given: dict[str, Any], said: str, device: torch.device) -> None:
     x = _normal(2, 16).to(device)
     for call in (

@@ -26,7 +26,13 @@ SMALL = {
     "eos_token_id": 2,
     "max_position_embeddings": 64,
 }
-FAMILIES = {"Llama": (0.0, True), "Mistral": (0.0, True), "Qwen3": (0.0, True), "Gemma2": (1.0, False), "Gemma3": (1.0, False)}
+FAMILIES = {
+    "Llama": (0.0, True),
+    "Mistral": (0.0, True),
+    "Qwen3": (0.0, True),
+    "Gemma2": (1.0, False),
+    "Gemma3": (1.0, False),
+}
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -50,7 +56,7 @@ def _step(model: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     tokens = torch.randint(3, 61, (2, 11), generator=torch.Generator().manual_seed(1))
     out = model(tokens, use_cache=False).logits
     used = [p for p in model.parameters() if p.requires_grad]
-    return out.detach(), [g for g in torch.autograd.grad(out.float().square().mean(), used)]
+    return out.detach(), list(torch.autograd.grad(out.float().square().mean(), used))
 
 
 @every_family
