@@ -6,10 +6,10 @@ import itertools
 from typing import Any
 
 import pytest
+import row_rule
 import torch
 
 import opgraft
-import row_rule
 
 LENGTHS = (1, 7, 8, 64, 65, 128, 200, 256, 257, 520, 1000, 1024, 4096, 5120, 8192, 14336, 16384, 33000, 65536, 70000)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
