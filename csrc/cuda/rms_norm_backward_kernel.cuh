@@ -140,13 +140,20 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
     wait_copies<STAGES - 2>();
     // The slot of the row before is free: all that was read of it has been used.
     if constexpr (!PATIENT) fetch(row + (STAGES - 1) * teams, stage == 0 ? STAGES - 1 : stage - 1);
-    if (row >= in.rows) continue;  // a group whose rows are out, in the last round
+    // A group whose rows are out, in the last round. Where warps hold several groups it goes on, with zeros: the shuffles
+    // take whole warps.
+    const bool live = row < in.rows;
+    if (!live && threads >= 32) continue;
     Words<T, WIDTH> x[VECTORS], grad[VECTORS];
     float squares[WIDTH] = {}, products[WIDTH] = {};
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k) {
       x[k] = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(stage, 0, k)));
       grad[k] = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(stage, 1, k)));
+      if (!live) {
+        x[k] = Words<T, WIDTH>{};
+        grad[k] = Words<T, WIDTH>{};
+      }
       if constexpr (!KEPT) load_weights(k);
       float values[WIDTH], ups[WIDTH], factors[WIDTH];
       unpack(x[k], values);
@@ -188,7 +195,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) values[i] += ups[i];
       }
-      if (v < last) store_words(in.grad_x + row * in.length + static_cast<int64_t>(v) * WIDTH, pack<T>(values));
+      if (live && v < last) store_words(in.grad_x + row * in.length + static_cast<int64_t>(v) * WIDTH, pack<T>(values));
     }
     if constexpr (PATIENT) fetch(row + (STAGES - 1) * teams, stage == 0 ? STAGES - 1 : stage - 1);
     stage = stage == STAGES - 1 ? 0 : stage + 1;
