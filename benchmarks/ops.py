@@ -2,6 +2,7 @@
 
 python benchmarks/ops.py [--device cuda] [--dtype bfloat16] [--no-compile] [--no-peers] [--peer-sources DIR]
                          [--large-only] [linear_scan causal_conv1d selective_scan]
+python benchmarks/ops.py [...] rms_norm add_rms_norm rms_norm_fp8 add_rms_norm_fp8 silu_mul_fp8      (see row_ops.py)
 
 Every result, ours and the others', is checked before anything is timed: ours against the reference in float64, the
 others' against ours. The compiled arm is the best of several settings. On a GPU inputs rotate through several sets, and
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import peers as published
+import row_ops
 import torch
 
 import opgraft
@@ -271,6 +273,10 @@ def main() -> None:
         f"{where}, torch {torch.__version__}, opgraft {opgraft.__version__}, {dtype}, "
         f"copy {machine.copied / 1e9:.0f} GB/s, {machine.exponentials / 1e12:.2f} T exponentials/s"
     )
+    rows = [name for name in given.ops if name in row_ops.NAMES]
+    if rows:
+        row_ops.run(rows, device, dtype, machine.copied, compile=not given.no_compile)
+        given.ops = [name for name in given.ops if name not in rows]
     for name in given.ops:
         check(name, dtype, device)
     shapes = GPU_SHAPES[: 1 if given.large_only else 2] if device.type == "cuda" else (CPU_SHAPE,)

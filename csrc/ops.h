@@ -50,6 +50,25 @@ std::tuple<Tensor, Tensor> selective_scan_update(const Tensor& state, const Tens
 Tensor selective_scan_update_(Tensor state, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
                               const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
                               const OptionalTensor& delta_bias, bool delta_softplus);
+// Rows are along the last dimension. summed: x + residual in their dtype, what add_rms_norm normalises and returns.
+Tensor rms_norm(const Tensor& x, const OptionalTensor& weight, double eps, double offset, bool cast_before_weight);
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x, const OptionalTensor& weight,
+                                             double eps, double offset);
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const OptionalTensor& weight,
+                                        double eps, double offset, bool cast_before_weight);
+std::tuple<Tensor, Tensor> add_rms_norm_backward(const Tensor& grad, const OptionalTensor& grad_residual,
+                                                 const Tensor& summed, const OptionalTensor& weight, double eps,
+                                                 double offset);
+// float8_e4m3fn and float32 scales, one a row (block 0) or one a block of 128.
+std::tuple<Tensor, Tensor> rms_norm_fp8(const Tensor& x, const OptionalTensor& weight, double eps, double offset,
+                                        bool cast_before_weight, int64_t block, std::optional<double> scale_upper_bound,
+                                        bool power_of_two);
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fp8(const Tensor& x, const Tensor& residual,
+                                                    const OptionalTensor& weight, double eps, double offset,
+                                                    bool cast_before_weight, int64_t block,
+                                                    std::optional<double> scale_upper_bound, bool power_of_two);
+std::tuple<Tensor, Tensor> silu_mul_fp8(const Tensor& gate, const Tensor& up, int64_t block,
+                                        std::optional<double> scale_upper_bound, bool power_of_two);
 }  // namespace cpu
 
 namespace cuda {
@@ -88,6 +107,25 @@ std::tuple<Tensor, Tensor> selective_scan_update(const Tensor& state, const Tens
 Tensor selective_scan_update_(Tensor state, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
                               const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
                               const OptionalTensor& delta_bias, bool delta_softplus);
+// Rows are along the last dimension. summed: x + residual in their dtype, what add_rms_norm normalises and returns.
+Tensor rms_norm(const Tensor& x, const OptionalTensor& weight, double eps, double offset, bool cast_before_weight);
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x, const OptionalTensor& weight,
+                                             double eps, double offset);
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const OptionalTensor& weight,
+                                        double eps, double offset, bool cast_before_weight);
+std::tuple<Tensor, Tensor> add_rms_norm_backward(const Tensor& grad, const OptionalTensor& grad_residual,
+                                                 const Tensor& summed, const OptionalTensor& weight, double eps,
+                                                 double offset);
+// float8_e4m3fn and float32 scales, one a row (block 0) or one a block of 128.
+std::tuple<Tensor, Tensor> rms_norm_fp8(const Tensor& x, const OptionalTensor& weight, double eps, double offset,
+                                        bool cast_before_weight, int64_t block, std::optional<double> scale_upper_bound,
+                                        bool power_of_two);
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fp8(const Tensor& x, const Tensor& residual,
+                                                    const OptionalTensor& weight, double eps, double offset,
+                                                    bool cast_before_weight, int64_t block,
+                                                    std::optional<double> scale_upper_bound, bool power_of_two);
+std::tuple<Tensor, Tensor> silu_mul_fp8(const Tensor& gate, const Tensor& up, int64_t block,
+                                        std::optional<double> scale_upper_bound, bool power_of_two);
 }  // namespace cuda
 
 }  // namespace opgraft

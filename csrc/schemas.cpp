@@ -30,4 +30,24 @@ STABLE_TORCH_LIBRARY(opgraft, m) {
   m.def(
       "selective_scan_update_(Tensor(a!) state, Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
       "Tensor? z, Tensor? delta_bias, bool delta_softplus) -> Tensor");
+  m.def(
+      "rms_norm(Tensor x, Tensor? weight=None, float eps=1e-06, float offset=0.0, bool cast_before_weight=False) "
+      "-> Tensor");
+  m.def("rms_norm_backward(Tensor grad, Tensor x, Tensor? weight, float eps, float offset) -> (Tensor, Tensor)");
+  m.def(
+      "add_rms_norm(Tensor x, Tensor residual, Tensor? weight=None, float eps=1e-06, float offset=0.0, "
+      "bool cast_before_weight=False) -> (Tensor, Tensor)");
+  m.def(
+      "add_rms_norm_backward(Tensor grad, Tensor? grad_residual, Tensor summed, Tensor? weight, float eps, "
+      "float offset) -> (Tensor, Tensor)");
+  m.def(
+      "rms_norm_fp8(Tensor x, Tensor? weight=None, float eps=1e-06, float offset=0.0, bool cast_before_weight=False, "
+      "int block=0, float? scale_upper_bound=None, bool power_of_two=False) -> (Tensor, Tensor)");
+  m.def(
+      "add_rms_norm_fp8(Tensor x, Tensor residual, Tensor? weight=None, float eps=1e-06, float offset=0.0, "
+      "bool cast_before_weight=False, int block=0, float? scale_upper_bound=None, bool power_of_two=False) "
+      "-> (Tensor, Tensor, Tensor)");
+  m.def(
+      "silu_mul_fp8(Tensor gate, Tensor up, int block=0, float? scale_upper_bound=None, bool power_of_two=False) "
+      "-> (Tensor, Tensor)");
 }

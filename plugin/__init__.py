@@ -11,13 +11,18 @@ from opgraft import library as _library
 
 _library.load()
 
+from opgraft.ops.add_rms_norm import add_rms_norm
+from opgraft.ops.add_rms_norm_fp8 import add_rms_norm_fp8
 from opgraft.ops.causal_conv1d import causal_conv1d
 from opgraft.ops.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
 from opgraft.ops.gelu import gelu
 from opgraft.ops.linear_scan import linear_scan
 from opgraft.ops.registration import register_sharding_rules
+from opgraft.ops.rms_norm import rms_norm
+from opgraft.ops.rms_norm_fp8 import rms_norm_fp8
 from opgraft.ops.selective_scan import selective_scan
 from opgraft.ops.selective_scan_update import selective_scan_update, selective_scan_update_
+from opgraft.ops.silu_mul_fp8 import silu_mul_fp8
 from opgraft.patch import patch
 from opgraft.registry import Cost, OpSpec, Sample, describe
 
@@ -31,6 +36,8 @@ __all__ = [
     "OpSpec",
     "Sample",
     "__version__",
+    "add_rms_norm",
+    "add_rms_norm_fp8",
     "causal_conv1d",
     "causal_conv1d_update",
     "causal_conv1d_update_",
@@ -40,9 +47,12 @@ __all__ = [
     "linear_scan",
     "patch",
     "register_sharding_rules",
+    "rms_norm",
+    "rms_norm_fp8",
     "selective_scan",
     "selective_scan_update",
     "selective_scan_update_",
+    "silu_mul_fp8",
     "sites",
 ]
 

@@ -10,6 +10,7 @@ from torch import nn
 from opgraft.patch.change import Change
 
 STEPS = 12
+PLAIN_WIDTH = 64  # of the input of a norm without a weight
 
 
 def disagreement(module: nn.Module, change: Change) -> tuple[float | None, float]:
@@ -43,6 +44,9 @@ def _input(module: nn.Module) -> torch.Tensor | None:
     if width is None and isinstance(recurrent, torch.Tensor):
         width = recurrent.shape[0]
     parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
+    if width is None and next(module.children(), None) is None:  # a norm
+        width = PLAIN_WIDTH if parameter is None else parameter.shape[0]
+        parameter = torch.empty(0) if parameter is None else parameter
     if not isinstance(width, int) or parameter is None or parameter.is_meta:
         return None
     generator = torch.Generator().manual_seed(0)

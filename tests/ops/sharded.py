@@ -28,6 +28,8 @@ def main() -> None:
                 found = spec.op(*args, **sample.kwargs)
                 for got, want in zip(_all(found), _all(wanted), strict=True):
                     assert isinstance(got, DTensor), f"{spec.name} left the mesh"
+                    if got.element_size() == 1:  # gloo gathers no 8-bit floats
+                        got, want = got.float(), want.float()
                     torch.testing.assert_close(got.full_tensor(), want)
     x = distribute_tensor(torch.randn(8, 6, requires_grad=True), mesh, [Shard(0)])
     assert opgraft.gelu(x).placements == (Shard(0),), "a row-split input must stay split"

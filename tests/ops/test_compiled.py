@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from opgraft.registry import OpSpec, Sample
 
-from table import calls, differentiable, differentiable_op, every_op, families, tensors
+from table import calls, differentiable, differentiable_op, every_op, families, tensors, widened
 
 FORMS = ("dense", "permuted", "sliced", "expanded", "offset by one", "empty", "ragged")
 
@@ -64,10 +64,15 @@ def test_one_dynamic_compile_serves_every_size_of_a_family(spec: OpSpec, device:
         torch._dynamo.reset()
         counter = CompileCounterWithBackend("aot_eager")
         compiled = torch.compile(lambda *a, **k: function(*a, **k), fullgraph=True, dynamic=True, backend=counter)
+        compiles = 0
         for sample in members:
             for found, wanted in zip(_step(compiled, sample), _step(function, sample), strict=True):
                 _assert_same(found, wanted, f"{spec.name}, {sample.name}")
-        assert counter.frame_count == 1, f"{spec.name}: family {family} compiled {counter.frame_count} times"
+            # torch starts the first compile anew where a float argument turns out to be a constant of the graph.
+            compiles = compiles or counter.frame_count
+        floats = any("float" in str(argument.type) for argument in spec.op._schema.arguments)
+        assert compiles <= 1 + floats, f"{spec.name}: the first size of family {family} compiled {compiles} times"
+        assert counter.frame_count == compiles, f"{spec.name}: family {family} compiled {counter.frame_count} times"
 
 
 @every_op
@@ -77,7 +82,7 @@ def test_the_op_in_the_middle_of_a_model_that_permutes(spec: OpSpec, device: tor
 
     def model(*args: Any) -> list[torch.Tensor]:
         shaken = [(a.mT * 2).mT if isinstance(a, torch.Tensor) and a.dim() >= 2 else a for a in args]
-        return [out + 1 for out in tensors(spec.op(*shaken, **sample.kwargs))]
+        return [widened(out) + 1 for out in tensors(spec.op(*shaken, **sample.kwargs))]
 
     found, wanted = torch.compile(model, fullgraph=True)(*sample.args), model(*sample.args)
     for got, want in zip(found, wanted, strict=True):

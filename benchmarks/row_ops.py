@@ -1,0 +1,180 @@
+"""The ops over rows, alone: forward and backward, against torch.compile at its best of two settings and against Liger.
+
+Called by benchmarks/ops.py. On a GPU every arm of the op and of the compiler is a CUDA graph over rotated inputs;
+Liger, where it is installed, is timed by events around its calls. Shares are of the copy that ops.py measures in the
+same process, on the bytes of an ideal kernel: five passes over x for rms_norm with its gradient, eight for
+add_rms_norm.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opgraft.registry import find
+
+NAMES = ("rms_norm", "add_rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "silu_mul_fp8")
+GPU_NORMS = ((131072, 1024), (32768, 4096), (131072, 8192), (32768, 16384))
+GPU_FP8 = {"rms_norm_fp8": (32768, 4096), "add_rms_norm_fp8": (32768, 4096), "silu_mul_fp8": (16384, 14336)}
+CPU_NORMS = ((8192, 4096),)
+DECODE_ROWS = (1, 16, 64)
+COLD_BYTES = 3e8  # of the inputs of all sets together, several times an L2
+
+Arm = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line: what is called on ``make()``, with and without the op, and the bytes of an ideal kernel."""
+
+    name: str
+    make: Callable[[], tuple[Any, ...]]
+    op: Arm
+    reference: Arm
+    bytes: int
+    liger: Arm | None = None
+
+
+def _with_gradient(function: Arm, inputs: int) -> Arm:
+    """Forward and backward; the last of the arguments are the incoming gradients, one an output."""
+
+    def step(*args: Any) -> Any:
+        given, grads = args[:inputs], args[inputs:]
+        out = function(*given)
+        outputs = out if isinstance(out, tuple) else (out,)
+        return torch.autograd.grad(outputs, [g for g in given if g.requires_grad], grads)
+
+    return step
+
+
+def _liger() -> Any:
+    try:
+        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+    except ImportError:
+        return None
+    return lambda x, w: LigerRMSNormFunction.apply(x, w, 1e-6, 0.0, "llama", False)
+
+
+def cases(names: list[str], device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    gpu = device.type == "cuda"
+
+    def tensor(*sizes: int, grad: bool = False) -> torch.Tensor:
+        return torch.randn(sizes, device=device).to(dtype).requires_grad_(grad)
+
+    element = torch.empty(0, dtype=dtype).element_size()
+    for name in names:
+        spec = find(f"opgraft::{name}")
+        assert spec is not None
+        assert spec.public is not None
+        if name in ("rms_norm", "add_rms_norm"):
+            rows = 1 if name == "rms_norm" else 2
+            for shape in GPU_NORMS if gpu else CPU_NORMS:
+                size, weight = shape[0] * shape[1] * element, shape[1:]
+
+                def both(shape: Any = shape, weight: Any = weight, rows: int = rows) -> tuple[Any, ...]:
+                    given = [tensor(*shape, grad=True) for _ in range(rows)]
+                    return (*given, tensor(*weight, grad=True), *(tensor(*shape) for _ in range(rows)))
+
+                def forward(shape: Any = shape, weight: Any = weight, rows: int = rows) -> tuple[Any, ...]:
+                    return (*(tensor(*shape) for _ in range(rows)), tensor(*weight))
+
+                liger = _liger() if gpu and name == "rms_norm" else None
+                step = (_with_gradient(spec.public, rows + 1), _with_gradient(spec.reference, rows + 1))
+                yield Case(f"{name} {shape}, forward", forward, spec.public, spec.reference, 2 * rows * size, liger)
+                theirs = _with_gradient(liger, rows + 1) if liger else None
+                yield Case(f"{name} {shape}, with gradient", both, *step, (5 if rows == 1 else 8) * size, theirs)
+        shapes = [GPU_FP8[name]] if name in GPU_FP8 and gpu else [(2048, 4096)] if name in GPU_FP8 else []
+        width = GPU_FP8[name][1] if name in GPU_FP8 else 4096
+        shapes += [(count, width) for count in DECODE_ROWS] if gpu else []
+        for shape in shapes:
+            for block in (0, 128) if name in GPU_FP8 else (None,):
+                yield _forward_case(name, spec, shape, block, tensor)
+
+
+def _forward_case(name: str, spec: Any, shape: tuple[int, int], block: int | None, tensor: Any) -> Case:
+    tensors = 1 if name in ("rms_norm", "rms_norm_fp8") else 2
+    weighted = name != "silu_mul_fp8"
+
+    def make() -> tuple[Any, ...]:
+        return (*(tensor(*shape) for _ in range(tensors)), *((tensor(shape[1]),) if weighted else ()))
+
+    options = () if block is None else (1e-6, 0.0, False, block) if weighted else (block,)
+    title = f"{name} {shape}" + ("" if block is None else ", a scale a row" if block == 0 else ", 1x128")
+    return Case(
+        title,
+        make,
+        lambda *a: spec.public(*a, *options),
+        lambda *a: spec.reference(*a, *options),
+        spec.cost(*make(), *options).bytes,
+    )
+
+
+def _median(call: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    times = []
+    for _ in range(repeats + 2):
+        if device.type == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        else:
+            started = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - started)
+    return statistics.median(times[2:])
+
+
+def seconds(arm: Arm, sets: list[tuple[Any, ...]], device: torch.device, graph: bool = True) -> float:
+    """Seconds a call; on a GPU from a graph of one call a set, so that launches are not what is timed."""
+    if device.type == "cpu" or not graph:
+        return _median(lambda: [arm(*args) for args in sets], device, 9) / len(sets)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for args in sets[:2]:
+            arm(*args)
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        for args in sets:
+            arm(*args)
+    return _median(captured.replay, device, 15) / len(sets)
+
+
+def compiled_seconds(case: Case, sets: list[tuple[Any, ...]], device: torch.device) -> float:
+    best = float("inf")
+    for options in ({}, {"coordinate_descent_tuning": True}) if device.type == "cuda" else ({},):
+        torch._dynamo.reset()
+        compiled = torch.compile(case.reference, options=options, dynamic=False)
+        for args in sets[:2]:
+            compiled(*args)
+        best = min(best, seconds(compiled, sets, device, graph="gradient" not in case.name))
+    return best
+
+
+def run(names: list[str], device: torch.device, dtype: torch.dtype, copied: float, compile: bool) -> None:
+    for case in cases(names, device, dtype):
+        if device.type == "cpu":
+            count = 1
+        else:
+            count = max(1, min(40, int(COLD_BYTES / case.bytes) + 1))
+        sets = [case.make() for _ in range(count)]
+        took = seconds(case.op, sets, device)
+        line = f"{case.name:48} {took * 1e6:10.1f} us {100 * case.bytes / took / copied:6.1f} % of the copy"
+        if compile:
+            theirs = compiled_seconds(case, sets, device)
+            line += f"   compiled {theirs * 1e6:10.1f} us, {theirs / took:5.2f}x"
+        if case.liger is not None:
+            theirs = seconds(case.liger, sets, device, graph=False)
+            line += f"   Liger {theirs * 1e6:10.1f} us, {theirs / took:5.2f}x"
+        print(line, flush=True)
+        del sets
+        if device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,187 @@
+// silu_mul_fp8: the kernels and their launch, behind plain pointers.
+//
+// Threads a row from row_mapping. Two reads of 16 bytes a lane and one write of half of that; the products wait in
+// float registers for their scale, of the row or of 128 of them, so nothing is read or computed twice. About 23
+// instructions an element (support/silu_rule.h), two thirds of what the copy rate leaves for 16-bit inputs on Hopper:
+// where rows are many, the next one is copied to shared memory while this one is computed.
+#pragma once
+
+#include "cuda/fp8.cuh"
+#include "support/silu_rule.h"
+
+namespace opgraft::cuda {
+namespace {
+
+constexpr int SILU_BLOCK = 128;
+constexpr int SILU_THREADS = 512;  // of a block that walks rows
+constexpr int SILU_VECTORS = 4;    // at most, a thread
+
+template <typename T>
+struct SiluInputs {
+  Rows<const T> gate;
+  Rows<const T> up;
+  Fp8Outputs fp8;
+  int64_t rows = 0;
+  int64_t length = 0;
+};
+
+template <typename T>
+__device__ __forceinline__ float silu_value(T gate, T up) {
+  if constexpr (std::is_same_v<T, double>) {
+    const double a = gate < -700.0 ? -700.0 : gate;
+    return static_cast<float>(a / (1.0 + exp(-a)) * up);
+  } else {
+    return silu_product(widen(gate), widen(up));
+  }
+}
+
+template <typename T, int VECTORS, bool BLOCKS>
+__global__ void __launch_bounds__(MAX_ROW_THREADS) silu_registers(SiluInputs<T> in, int threads, int shift) {
+  constexpr int WIDTH = VECTOR_WIDTH<T>;
+  __shared__ float slots[32];
+  const int group = threadIdx.x >> shift;
+  const int thread = threadIdx.x & (threads - 1);
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x >> shift) + group;
+  const int end = row < in.rows ? static_cast<int>(in.length / WIDTH) : 0;
+  let_the_next_kernel_start();
+  wait_for_the_kernel_before();
+  const T* gates = in.gate.row(row);
+  const T* ups = in.up.row(row);
+  Words<T, WIDTH> gate[VECTORS], up[VECTORS];
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+    const int v = k * threads + thread;
+    gate[k] = v < end ? load_words<T, WIDTH>(gates + v * WIDTH) : Words<T, WIDTH>{};
+    up[k] = v < end ? load_words<T, WIDTH>(ups + v * WIDTH) : Words<T, WIDTH>{};
+  }
+  float values[VECTORS][WIDTH];
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+    float other[WIDTH];
+    unpack(gate[k], values[k]);
+    unpack(up[k], other);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) values[k][i] = silu_product(values[k][i], other[i]);
+  }
+  encode_row<WIDTH, VECTORS, BLOCKS>(in.fp8, row, in.length, end, threads, group, thread,
+                                     slots + group * (threads / 32), [&](int k, float (&lanes)[WIDTH]) {
+#pragma unroll
+                                       for (int i = 0; i < WIDTH; ++i) lanes[i] = values[k][i];
+                                     });
+}
+
+// Many rows: a persistent grid, so that the next row is on its way while this one is computed. A thread copies its
+// own vectors into its own slots of shared memory, takes them into registers and has the next ones copied at once.
+template <typename T, int VECTORS, bool BLOCKS>
+__global__ void __launch_bounds__(SILU_THREADS, 2) silu_stream(SiluInputs<T> in, int threads, int shift) {
+  constexpr int WIDTH = VECTOR_WIDTH<T>;
+  extern __shared__ uint4 ring[];  // [tensor][vector][thread of the block]
+  __shared__ float slots[2][SILU_THREADS / 32];
+  const int group = threadIdx.x >> shift;
+  const int groups = SILU_THREADS >> shift;
+  const int thread = threadIdx.x & (threads - 1);
+  const int end = static_cast<int>(in.length / WIDTH);
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * groups;
+  const auto slot = [&](int tensor, int k) { return ring + (tensor * VECTORS + k) * SILU_THREADS + threadIdx.x; };
+  const auto fetch = [&](int64_t row) {
+    if (row < in.rows) {
+      const T* gates = in.gate.row(row);
+      const T* ups = in.up.row(row);
+#pragma unroll
+      for (int k = 0; k < VECTORS; ++k) {
+        const int v = k * threads + thread;
+        if (v < end) {
+          copy_async(slot(0, k), gates + v * WIDTH);
+          copy_async(slot(1, k), ups + v * WIDTH);
+        }
+      }
+    }
+    commit_copies();
+  };
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+    if (k * threads + thread >= end) *slot(0, k) = *slot(1, k) = uint4{};
+  }
+  int64_t row = static_cast<int64_t>(blockIdx.x) * groups + group;
+  fetch(row);
+  int parity = 0;
+  for (; row < in.rows; row += stride) {
+    wait_copies<0>();
+    Words<T, WIDTH> gate[VECTORS], up[VECTORS];
+#pragma unroll
+    for (int k = 0; k < VECTORS; ++k) {
+      gate[k] = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(0, k)));
+      up[k] = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(1, k)));
+      forget(gate[k]);
+      forget(up[k]);
+    }
+    fetch(row + stride);
+    float values[VECTORS][WIDTH];
+#pragma unroll
+    for (int k = 0; k < VECTORS; ++k) {
+      float other[WIDTH];
+      unpack(gate[k], values[k]);
+      unpack(up[k], other);
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) values[k][i] = silu_product(values[k][i], other[i]);
+    }
+    encode_row<WIDTH, VECTORS, BLOCKS>(in.fp8, row, in.length, end, threads, group, thread,
+                                       slots[parity] + group * (threads / 32), [&](int k, float (&lanes)[WIDTH]) {
+#pragma unroll
+                                         for (int i = 0; i < WIDTH; ++i) lanes[i] = values[k][i];
+                                       });
+    parity ^= 1;
+  }
+}
+
+// Any length and alignment: computed twice.
+template <typename T, bool BLOCKS>
+__global__ void __launch_bounds__(MAX_ROW_THREADS) silu_memory(SiluInputs<T> in, int threads, int shift) {
+  __shared__ float slots[32];
+  const int group = threadIdx.x >> shift;
+  const int thread = threadIdx.x & (threads - 1);
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x >> shift) + group;
+  const bool live = row < in.rows;
+  let_the_next_kernel_start();
+  wait_for_the_kernel_before();
+  const T* gates = in.gate.row(row);
+  const T* ups = in.up.row(row);
+  encode_row_from_memory(in.fp8, BLOCKS, row, in.length, live, threads, group, thread, slots + group * (threads / 32),
+                         [&](int64_t i) { return silu_value(gates[i], ups[i]); });
+}
+
+template <bool BLOCKS, typename T>
+void launch_silu(const SiluInputs<T>& in, RowMapping mapping, bool wide, int processors, cudaStream_t stream) {
+  int shift = 0;
+  while ((1 << shift) < mapping.threads) ++shift;
+  if constexpr (!std::is_same_v<T, double>) {
+    if (wide && mapping.vectors <= SILU_VECTORS && mapping.threads <= SILU_THREADS && mapping.vectors > 1) {
+      const int64_t groups = SILU_THREADS / mapping.threads;
+      const int64_t most = 2 * static_cast<int64_t>(processors);
+      if (in.rows >= 2 * most * groups) {
+        const auto kernel = silu_stream<T, SILU_VECTORS, BLOCKS>;
+        constexpr int BYTES = 2 * SILU_VECTORS * SILU_THREADS * VECTOR_BYTES;
+        STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
+        kernel<<<static_cast<unsigned>(most), SILU_THREADS, BYTES, stream>>>(in, mapping.threads, shift);
+        return;
+      }
+    }
+  }
+  const int block = mapping.threads < SILU_BLOCK ? SILU_BLOCK : mapping.threads;
+  const int64_t rows_a_block = block / mapping.threads;
+  const unsigned grid = static_cast<unsigned>((in.rows + rows_a_block - 1) / rows_a_block);
+  if constexpr (!std::is_same_v<T, double>) {
+    if (wide && mapping.vectors <= SILU_VECTORS) {
+      const auto run = [&](auto vectors) {
+        launch_overlapping(silu_registers<T, vectors(), BLOCKS>, grid, block, stream, in, mapping.threads, shift);
+      };
+      if (mapping.vectors == 1) return run(std::integral_constant<int, 1>{});
+      if (mapping.vectors == 2) return run(std::integral_constant<int, 2>{});
+      return run(std::integral_constant<int, SILU_VECTORS>{});
+    }
+  }
+  launch_overlapping(silu_memory<T, BLOCKS>, grid, block, stream, in, mapping.threads, shift);
+}
+
+}  // namespace
+}  // namespace opgraft::cuda

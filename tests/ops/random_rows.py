@@ -1,0 +1,153 @@
+"""Random calls of the ops over rows against float64: shapes, strides, dtypes, options, gradients. Run by hand.
+
+python tests/ops/random_rows.py [--cases 10000] [--device cuda] [--seed 0] [rms_norm add_rms_norm ...]
+
+A result may err by twice what the reference errs in the same dtype plus a few roundings of the size of what was added
+up. Codes of fp8 ops are compared with the stated rule (row_rule.py) bit for bit. Prints one line an op, and exits 1 on
+a wrong value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from typing import Any
+
+import row_rule
+import torch
+
+import opgraft
+from opgraft.ops import add_rms_norm, rms_norm
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+WIDTHS = (1, 2, 8, 33, 64, 100, 128, 256, 500, 512, 1000, 1024, 2048, 4096, 5120, 8192, 16384, 20000, 32768, 65536)
+
+
+def rows(choice: random.Random, length: int, dtype: torch.dtype, device: torch.device, generator: Any) -> torch.Tensor:
+    """A few rows: dense, every second row, every second element, shifted, transposed or repeated."""
+    count = choice.randint(1, max(1, min(40, 60000 // length)))
+    form = choice.choice(["dense", "dense", "rows", "elements", "shifted", "transposed", "repeated"])
+
+    def normal(*sizes: int) -> torch.Tensor:
+        scale = choice.choice([1.0, 1.0, 1e-3, 30.0])
+        return (torch.randn(sizes, generator=generator, dtype=torch.float64) * scale).to(device, dtype)
+
+    if form == "rows":
+        return normal(2 * count, length)[::2]
+    if form == "elements":
+        return normal(count, 2 * length)[:, ::2]
+    if form == "shifted":
+        return normal(count * length + 1)[1:].view(count, length)
+    if form == "transposed":
+        return normal(length, count).t()
+    if form == "repeated":
+        return normal(1, length).expand(count, length)
+    return normal(count, length)
+
+
+def near(found: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, size: torch.Tensor) -> bool:
+    """size: the largest of the terms that an element is made of, for its roundings."""
+    finite = exact.isfinite()
+    largest = torch.finfo(found.dtype).max
+    exact = exact.clamp(-largest, largest)
+    error = (found.double() - exact).abs()[finite]
+    allowed = 2 * (own.double() - exact).abs()[finite].max() if error.numel() else torch.zeros(())
+    rounding = torch.finfo(torch.float32 if found.dtype == torch.float64 else found.dtype).eps
+    rounding = torch.finfo(found.dtype).eps * 32 if found.dtype == torch.float64 else 4 * rounding
+    return bool((error <= allowed + rounding * size[finite] + torch.finfo(found.dtype).tiny).all())
+
+
+def norm_case(choice: random.Random, device: torch.device, generator: Any, add: bool) -> bool:
+    dtype = choice.choice(DTYPES)
+    length = choice.choice(WIDTHS)
+    x = rows(choice, length, dtype, device, generator)
+    extra = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(device, dtype)] if add else []
+    kind = choice.choice((dtype, torch.promote_types(dtype, torch.float32)))
+    weight = (
+        torch.randn(length, generator=generator, dtype=torch.float64).to(device, kind)
+        if choice.random() < 0.8
+        else None
+    )
+    more = (choice.choice([1e-6, 1e-5, 0.1]), choice.choice([0.0, 1.0]), choice.random() < 0.5)
+    module, op = (add_rms_norm, opgraft.add_rms_norm) if add else (rms_norm, opgraft.rms_norm)
+    grads = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(device, dtype) for _ in range(1 + add)]
+
+    def step(function: Any, wide: bool) -> list[torch.Tensor]:
+        cast = (lambda t: t.double()) if wide else (lambda t: t)
+        given = [cast(t).detach().requires_grad_() for t in (x, *extra)]
+        own = None if weight is None else cast(weight).detach().requires_grad_()
+        out = function(*given, own, *more)
+        outputs = out if isinstance(out, tuple) else (out,)
+        wanted = [*given, *([] if own is None else [own])]
+        return [*outputs, *torch.autograd.grad(outputs, wanted, [cast(g) for g in grads])]
+
+    found, own, exact = step(op, False), step(module.reference, False), step(module.reference, True)
+    summed = x.double() + extra[0].double() if add else x.double()
+    root = torch.rsqrt(summed.square().mean(-1, keepdim=True) + more[0])
+    factor = torch.ones((), device=device) if weight is None else weight.double().abs() + more[1]
+    normal = (summed * root).abs()
+    pull = (grads[0].double().abs() * factor * normal).mean(-1, keepdim=True)
+    x_size = (grads[0].double().abs() * factor + normal * pull) * root + (grads[1].double().abs() if add else 0)
+    sizes = [normal * factor, *([summed.abs()] if add else []), *[x_size] * (1 + add)]
+    if weight is not None:
+        sizes.append((grads[0].double().abs() * normal).sum(0))
+    return all(near(*parts) for parts in zip(found, own, exact, sizes, strict=True))
+
+
+def fp8_case(choice: random.Random, device: torch.device, generator: Any, name: str) -> bool:
+    dtype = choice.choice(DTYPES[:3])
+    length = choice.choice(WIDTHS)
+    x = rows(choice, length, dtype, device, generator)
+    other = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(device, dtype)
+    options = (choice.choice([0, 128]), choice.choice([None, 0.01, 1e-4]), choice.random() < 0.5)
+    if name == "silu_mul_fp8":
+        found = opgraft.silu_mul_fp8(x, other, *options)
+        values = row_rule.silu_product(x.cpu(), other.cpu())
+    else:
+        kind = choice.choice((dtype, torch.float32))
+        weight = (
+            torch.randn(length, generator=generator, dtype=torch.float64).to(device, kind)
+            if choice.random() < 0.8
+            else None
+        )
+        more = (choice.choice([1e-6, 0.1]), choice.choice([0.0, 1.0]), choice.random() < 0.5)
+        if name == "rms_norm_fp8":
+            found, normed = opgraft.rms_norm_fp8(x, weight, *more, *options), x
+        else:
+            *found, normed = opgraft.add_rms_norm_fp8(x, other, weight, *more, *options)
+            if not torch.equal(normed, x + other):
+                return False
+        values = row_rule.normalised(normed.cpu(), None if weight is None else weight.cpu(), *more)
+    codes, scales = row_rule.encode(values, *options)
+    return torch.equal(found[0].cpu().view(torch.uint8), codes) and torch.equal(found[1].cpu(), scales)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ["rms_norm", "add_rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "silu_mul_fp8"]
+    parser.add_argument("ops", nargs="*", default=names)
+    parser.add_argument("--cases", type=int, default=10000)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    failed = 0
+    for name in given.ops:
+        wrong = []
+        for case in range(given.cases):
+            choice = random.Random(f"{given.seed} {name} {case}")
+            generator = torch.Generator().manual_seed(given.seed * 1_000_003 + case)
+            if "fp8" in name:
+                right = fp8_case(choice, device, generator, name)
+            else:
+                right = norm_case(choice, device, generator, name == "add_rms_norm")
+            if not right:
+                wrong.append(case)
+        print(f"{name}: {given.cases} cases, {len(wrong)} wrong {wrong[:8]}", flush=True)
+        failed += len(wrong)
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
