@@ -13,6 +13,8 @@ _library.load()
 
 from opgraft.ops.causal_conv1d import causal_conv1d
 from opgraft.ops.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
+from opgraft.ops.cross_entropy import cross_entropy
+from opgraft.ops.cross_entropy_backward import BACKWARD_SPEC as _BACKWARD_SPEC  # noqa: F401  (registers)
 from opgraft.ops.gelu import gelu
 from opgraft.ops.linear_scan import linear_scan
 from opgraft.ops.registration import register_sharding_rules
@@ -35,6 +37,7 @@ __all__ = [
     "causal_conv1d_update",
     "causal_conv1d_update_",
     "compile_options",
+    "cross_entropy",
     "describe",
     "gelu",
     "linear_scan",
