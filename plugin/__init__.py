@@ -16,6 +16,7 @@ from opgraft.ops.causal_conv1d_update import causal_conv1d_update, causal_conv1d
 from opgraft.ops.cross_entropy import cross_entropy
 from opgraft.ops.cross_entropy_backward import BACKWARD_SPEC as _BACKWARD_SPEC  # noqa: F401  (registers)
 from opgraft.ops.gelu import gelu
+from opgraft.ops.linear_cross_entropy import linear_cross_entropy
 from opgraft.ops.linear_scan import linear_scan
 from opgraft.ops.registration import register_sharding_rules
 from opgraft.ops.selective_scan import selective_scan
@@ -40,6 +41,7 @@ __all__ = [
     "cross_entropy",
     "describe",
     "gelu",
+    "linear_cross_entropy",
     "linear_scan",
     "patch",
     "register_sharding_rules",

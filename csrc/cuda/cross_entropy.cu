@@ -17,9 +17,10 @@ namespace {
 
 constexpr int64_t SHORT_ROW_BYTES = 8192;
 constexpr int64_t RING_BYTES = 98304;       // two blocks share a multiprocessor
+constexpr int64_t FORWARD_RING_BYTES = 65536;  // three blocks share it: nothing is held
 constexpr int64_t WHOLE_RING_BYTES = 212992;  // one block has it alone
 constexpr int64_t SLICE_BYTES = 81920;      // leaves room to run ahead
-constexpr int64_t CHUNK_BYTES = int64_t(BATCH) * RING_THREADS * VECTOR_BYTES;
+constexpr int64_t CHUNK_BYTES = int64_t(CHUNK_VECTORS) * VECTOR_BYTES;
 
 struct RingPlan {
   RingShape shape;
@@ -31,6 +32,10 @@ struct RingPlan {
 RingPlan plan_ring(int64_t rows, int64_t row_bytes, int multiprocessors, bool gradient) {
   int64_t slice_bytes = SLICE_BYTES, ring = RING_BYTES, chunk_bytes = CHUNK_BYTES;
   RingPlan plan;
+  if (!gradient) {
+    ring = FORWARD_RING_BYTES;
+    plan.blocks_per_multiprocessor = 3;
+  }
   int cluster = 1;
   if (const char* text = std::getenv("OPGRAFT_RING")) {
     int c = 0, ctas = 2, chunk = 8, kb = 96;
@@ -52,15 +57,12 @@ RingPlan plan_ring(int64_t rows, int64_t row_bytes, int multiprocessors, bool gr
   }
   // One vector more than the row has: an unaligned row touches it.
   const int64_t vectors = row_bytes / VECTOR_BYTES + 2;
-  const auto rounded = [](int64_t count, int64_t parts) {
-    const int64_t share = (count + parts - 1) / parts;
-    return static_cast<int>((share + 7) / 8 * 8);  // whole lines of 128 bytes
-  };
+  const int64_t share = (vectors + cluster - 1) / cluster;
   RingShape& shape = plan.shape;
   shape.cluster = cluster;
-  shape.slice_vectors = rounded(vectors, cluster);
-  shape.chunks = static_cast<int>((int64_t(shape.slice_vectors) * VECTOR_BYTES + chunk_bytes - 1) / chunk_bytes);
-  shape.chunk_vectors = rounded(shape.slice_vectors, shape.chunks);
+  shape.slice_vectors = static_cast<int>((share + 7) / 8 * 8);  // whole lines of 128 bytes
+  shape.chunk_vectors = static_cast<int>(std::min<int64_t>(chunk_bytes / VECTOR_BYTES, shape.slice_vectors));
+  shape.chunks = (shape.slice_vectors + shape.chunk_vectors - 1) / shape.chunk_vectors;
   shape.slots = static_cast<int>(std::min<int64_t>(ring / (shape.chunk_vectors * VECTOR_BYTES), MAX_SLOTS));
   shape.held = shape.chunks <= shape.slots;
   plan.bytes = RING_STATE_BYTES + int64_t(shape.slots) * shape.chunk_vectors * VECTOR_BYTES;
@@ -82,9 +84,9 @@ int64_t clusters_at_once(Kernel kernel, const cudaLaunchConfig_t& config) {
   return std::max(clusters, 1);
 }
 
-template <typename T, bool GRADIENT, bool GENERAL>
+template <typename T, bool GRADIENT, bool GENERAL, int RING_THREADS>
 bool launch_ring(const Launch& context, const CrossEntropyCall<T>& call) {
-  const auto kernel = &cross_entropy_ring<T, GRADIENT, GENERAL>;
+  const auto kernel = &cross_entropy_ring<T, GRADIENT, GENERAL, RING_THREADS>;
   static const bool usable = has_ring(kernel);
   if (!usable) return false;
   const RingPlan plan = plan_ring(call.layout.rows, call.layout.classes * static_cast<int64_t>(sizeof(T)),
@@ -110,7 +112,7 @@ bool launch_ring(const Launch& context, const CrossEntropyCall<T>& call) {
 template <typename T, bool GRADIENT, bool GENERAL>
 void launch_rows(const Launch& context, const CrossEntropyCall<T>& call) {
   if (call.layout.classes * static_cast<int64_t>(sizeof(T)) > SHORT_ROW_BYTES) {
-    if (launch_ring<T, GRADIENT, GENERAL>(context, call)) return;
+    if (std::getenv("OPGRAFT_128") ? launch_ring<T, GRADIENT, GENERAL, 128>(context, call) : launch_ring<T, GRADIENT, GENERAL, 256>(context, call)) return;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(call.layout.rows, 0x7fffffff));
     cross_entropy_rows<T, GRADIENT, GENERAL, ROWS_BLOCK><<<blocks, ROWS_BLOCK, 0, context.stream()>>>(call);
   } else {

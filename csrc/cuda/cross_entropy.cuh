@@ -165,7 +165,7 @@ __device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
 template <bool GENERAL, typename T, typename A = DeviceAccumulate<T>>
 __device__ __forceinline__ A seen(const CrossEntropyCall<T>& call, A x) {
   if constexpr (GENERAL) {
-    if (call.softcap != A(0)) return call.softcap * tanh_of(x / call.softcap);
+    if (call.softcap != A(0)) return call.softcap * tanh_of(x * (A(1) / call.softcap));
   }
   return x;
 }
@@ -241,6 +241,32 @@ __device__ __forceinline__ DeviceAccumulate<T> largest(const Vector<T, WIDTH>& p
   return top;
 }
 
+// All lanes of a vector in the type of sums: of a pair of bfloat16, a shift and a mask.
+template <typename T, int WIDTH>
+__device__ __forceinline__ void widen_all(const Vector<T, WIDTH>& pack, DeviceAccumulate<T> (&x)[WIDTH]) {
+#pragma unroll
+  for (int i = 0; i < WIDTH; ++i) x[i] = widen(pack.lane[i]);
+}
+
+__device__ __forceinline__ void widen_all(const Vector<__nv_bfloat16, 8>& pack, float (&x)[8]) {
+  const auto* pairs = reinterpret_cast<const uint32_t*>(&pack);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = __uint_as_float(pairs[i] << 16);
+    x[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
+  }
+}
+
+__device__ __forceinline__ void widen_all(const Vector<__half, 8>& pack, float (&x)[8]) {
+  const auto* pairs = reinterpret_cast<const __half2*>(&pack);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 both = __half22float2(pairs[i]);
+    x[2 * i] = both.x;
+    x[2 * i + 1] = both.y;
+  }
+}
+
 // Pairs of 16-bit numbers are compared as they are.
 __device__ __forceinline__ float largest(const Vector<__nv_bfloat16, 8>& pack) {
   const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(&pack);
@@ -265,21 +291,37 @@ __device__ __forceinline__ void take(const CrossEntropyCall<T>& call, RowSum<A, 
       const int64_t column = first + v * step;
       const bool inside = column >= 0 && column + WIDTH <= call.layout.classes;
       A x[WIDTH];
+      widen_all(packs[v], x);
+      if (call.softcap != A(0)) {
+        const A scale = A(1) / call.softcap;
 #pragma unroll
-      for (int i = 0; i < WIDTH; ++i) {
-        const bool here = inside || (column + i >= 0 && column + i < call.layout.classes);
-        x[i] = here ? seen<true>(call, widen(packs[v].lane[i])) : A(-INFINITY);
+        for (int i = 0; i < WIDTH; ++i) x[i] = call.softcap * tanh_of(x[i] * scale);
+      }
+      if (!inside) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) {
+          if (column + i < 0 || column + i >= call.layout.classes) x[i] = A(-INFINITY);
+        }
       }
       A top = x[0];
 #pragma unroll
       for (int i = 1; i < WIDTH; ++i) top = larger(top, x[i]);
       sum.raise(top);
+      A part = A(0);
 #pragma unroll
-      for (int i = 0; i < WIDTH; ++i) sum.sum += exp_of(x[i] - sum.maximum);
+      for (int i = 0; i < WIDTH; ++i) part += exp_of(x[i] - sum.maximum);
+      sum.sum += part;
       if (call.smoothing != A(0)) {
+        if (inside && call.weight == nullptr) {
+          A below = A(0);
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) {
-          if (inside || (column + i >= 0 && column + i < call.layout.classes)) {
+          for (int i = 0; i < WIDTH; ++i) below += x[i] - sum.maximum;
+          sum.weighted += below;
+          sum.weights += A(WIDTH);
+        } else {
+#pragma unroll
+          for (int i = 0; i < WIDTH; ++i) {
+            if (!inside && (column + i < 0 || column + i >= call.layout.classes)) continue;
             const A weight = call.weight == nullptr ? A(1) : call.weight[column + i];
             sum.weighted += weight * (x[i] - sum.maximum);
             sum.weights += weight;
@@ -294,20 +336,14 @@ __device__ __forceinline__ void take(const CrossEntropyCall<T>& call, RowSum<A, 
     sum.raise(top);
 #pragma unroll
     for (int v = 0; v < COUNT; ++v) {
+      A x[WIDTH];
+      widen_all(packs[v], x);
       A part = A(0);
 #pragma unroll
-      for (int i = 0; i < WIDTH; ++i) part += exp_of(widen(packs[v].lane[i]) - sum.maximum);
+      for (int i = 0; i < WIDTH; ++i) part += exp_of(x[i] - sum.maximum);
       sum.sum += part;
     }
   }
-}
-
-template <typename T, int WIDTH>
-__device__ __forceinline__ Vector<T, WIDTH> nothing() {
-  Vector<T, WIDTH> pack;
-#pragma unroll
-  for (int i = 0; i < WIDTH; ++i) pack.lane[i] = narrow<T>(-INFINITY);
-  return pack;
 }
 
 template <bool GENERAL, typename T, typename A = DeviceAccumulate<T>>
@@ -341,7 +377,7 @@ __device__ __forceinline__ A element_gradient(const CrossEntropyCall<T>& call, c
   A slope = A(1);
   if constexpr (GENERAL) {
     if (call.softcap != A(0)) {
-      const A t = tanh_of(x / call.softcap);
+      const A t = tanh_of(x * (A(1) / call.softcap));
       x = call.softcap * t;
       slope = A(1) - t * t;
     }
@@ -375,23 +411,44 @@ __device__ __forceinline__ Vector<T, WIDTH> narrow_all(const A (&values)[WIDTH])
   return pack;
 }
 
-// The gradient of a vector whose first column is `column`; the target's is told by its lane, -1 where it is elsewhere.
-template <bool GENERAL, int WIDTH, typename T, typename A = DeviceAccumulate<T>>
-__device__ __forceinline__ void vector_gradient(const CrossEntropyCall<T>& call, const RowGradient<A>& gradient,
-                                                const Vector<T, WIDTH>& pack, int64_t column, int target_lane,
-                                                A (&found)[WIDTH]) {
+template <typename T, int WIDTH, typename A>
+__device__ __forceinline__ Vector<T, WIDTH> all_of(A value) {
+  Vector<T, WIDTH> pack;
 #pragma unroll
-  for (int i = 0; i < WIDTH; ++i) {
-    found[i] = element_gradient<GENERAL>(call, gradient, widen(pack.lane[i]), column + i, false);
-  }
-  if (target_lane >= 0 && target_lane < WIDTH) {
+  for (int i = 0; i < WIDTH; ++i) pack.lane[i] = narrow<T>(value);
+  return pack;
+}
+
+// The gradient of a vector whose first column is `column`, without the target's own term.
+template <bool GENERAL, int WIDTH, typename T, typename A = DeviceAccumulate<T>>
+__device__ __forceinline__ Vector<T, WIDTH> vector_gradient(const CrossEntropyCall<T>& call,
+                                                            const RowGradient<A>& gradient,
+                                                            const Vector<T, WIDTH>& pack, int64_t column) {
+  A x[WIDTH], slope[WIDTH];
+  widen_all(pack, x);
+  const bool capped = GENERAL && call.softcap != A(0);
+  if (capped) {
+    const A scale = A(1) / call.softcap;
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {
-      if (i == target_lane) {
-        found[i] = element_gradient<GENERAL>(call, gradient, widen(pack.lane[i]), column + i, true);
-      }
+      const A t = tanh_of(x[i] * scale);
+      x[i] = call.softcap * t;
+      slope[i] = A(1) - t * t;
     }
   }
+#pragma unroll
+  for (int i = 0; i < WIDTH; ++i) x[i] = probability(x[i] - gradient.maximum, gradient.log_sum) * gradient.a;
+  if constexpr (GENERAL) {
+    if (call.smoothing != A(0)) {
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) x[i] -= gradient.e * (call.weight == nullptr ? A(1) : call.weight[column + i]);
+    }
+  }
+  if (capped) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) x[i] *= slope[i];
+  }
+  return narrow_all<T, WIDTH>(x);
 }
 
 // The gradient of the elements of a chunk, in aligned vectors of the output with single elements before and after.
@@ -429,12 +486,9 @@ __device__ __forceinline__ void write_gradient(const CrossEntropyCall<T>& call,
 #pragma unroll
       for (int i = 0; i < WIDTH; ++i) pack.lane[i] = chunk[at + i];
     }
-    A found[WIDTH];
-    const int64_t lane = target - at;
-    vector_gradient<GENERAL>(call, gradient, pack, first_column + at,
-                             lane >= 0 && lane < WIDTH ? static_cast<int>(lane) : -1, found);
-    pack = narrow_all<T, WIDTH>(found);
+    pack = vector_gradient<GENERAL>(call, gradient, pack, first_column + at);
     __stcs(reinterpret_cast<uint4*>(begin + at), *reinterpret_cast<const uint4*>(&pack));
+    if (target >= at && target < at + WIDTH) single(static_cast<int>(target));
   }
   if (thread < head) single(thread);
   if (thread < tail) single(head + vectors * WIDTH + thread);

@@ -17,10 +17,10 @@ namespace {
 
 constexpr int MAX_CLUSTER = 8;
 constexpr int MAX_SLOTS = 32;
-constexpr int RING_THREADS = 256;
-constexpr int RING_WARPS = RING_THREADS / 32;
-// Vectors that a thread takes at once: their loads and exponentials overlap.
-constexpr int BATCH = 4;
+// Vectors of a chunk: with 16 bytes each, 16 KiB.
+constexpr int CHUNK_VECTORS = 1024;
+// Warps of the largest block that sums up a row.
+constexpr int MAX_WARPS = 8;
 
 // How a launch cuts rows: vectors of 16 bytes a slice and a chunk, and the ring.
 struct RingShape {
@@ -38,11 +38,11 @@ template <typename A>
 struct RingState {
   uint64_t full[MAX_SLOTS];
   uint64_t empty[MAX_SLOTS];
-  uint64_t gathered;
-  A parts[2][4][RING_WARPS * MAX_CLUSTER];
+  uint64_t gathered[2];
+  A parts[2][4][MAX_WARPS * MAX_CLUSTER];
 };
 
-constexpr int RING_STATE_BYTES = 5376;
+constexpr int RING_STATE_BYTES = 5120;
 
 #ifdef OPGRAFT_HOPPER
 
@@ -118,87 +118,114 @@ __device__ __forceinline__ void bring_chunk(const RowPlace<T>& place, int classe
 }
 
 // The sums of all warps of the cluster, in each of them and in a fixed order. Every warp tells every block. Two sets of
-// places are used in turn: a warp that is a row ahead overwrites nothing that a slower one still reads.
-template <typename A, bool GENERAL>
+// places and barriers are used in turn: a warp that is a row ahead disturbs nothing that a slower one still waits for.
+template <typename A, bool GENERAL, int WARPS>
 __device__ __forceinline__ RowSum<A, GENERAL> gather(RingState<A>& state, RowSum<A, GENERAL> own, int cluster, int rank,
-                                                     uint32_t parity) {
+                                                     int set, uint32_t parity) {
+  constexpr int NUMBERS = GENERAL ? 4 : 2;
   const int lane = threadIdx.x % 32;
   own = warp_merge(own);
-  if (lane < cluster) {
-    const int place = rank * RING_WARPS + threadIdx.x / 32;
-    hopper::store_in_cluster(hopper::address_in(&state.parts[parity][0][place], lane), own.maximum);
-    hopper::store_in_cluster(hopper::address_in(&state.parts[parity][1][place], lane), own.sum);
-    if constexpr (GENERAL) {
-      hopper::store_in_cluster(hopper::address_in(&state.parts[parity][2][place], lane), own.weighted);
-      hopper::store_in_cluster(hopper::address_in(&state.parts[parity][3][place], lane), own.weights);
-    }
-    hopper::arrive_in_cluster(hopper::address_in(&state.gathered, lane));
+  if (threadIdx.x == 0) {
+    hopper::arrive_expecting(&state.gathered[set], static_cast<uint32_t>(cluster * WARPS * NUMBERS * sizeof(A)));
   }
-  hopper::wait_cluster(&state.gathered, parity);
-  RowSum<A, GENERAL> row;
-  for (int place = lane; place < cluster * RING_WARPS; place += 32) {
-    RowSum<A, GENERAL> part;
-    part.maximum = state.parts[parity][0][place];
-    part.sum = state.parts[parity][1][place];
+  if (lane < cluster) {
+    const int place = rank * WARPS + threadIdx.x / 32;
+    const uint32_t barrier = hopper::address_in(&state.gathered[set], lane);
+    hopper::send(hopper::address_in(&state.parts[set][0][place], lane), own.maximum, barrier);
+    hopper::send(hopper::address_in(&state.parts[set][1][place], lane), own.sum, barrier);
     if constexpr (GENERAL) {
-      part.weighted = state.parts[parity][2][place];
-      part.weights = state.parts[parity][3][place];
+      hopper::send(hopper::address_in(&state.parts[set][2][place], lane), own.weighted, barrier);
+      hopper::send(hopper::address_in(&state.parts[set][3][place], lane), own.weights, barrier);
+    }
+  }
+  hopper::wait(&state.gathered[set], parity);
+  RowSum<A, GENERAL> row;
+  for (int place = lane; place < cluster * WARPS; place += 32) {
+    RowSum<A, GENERAL> part;
+    part.maximum = state.parts[set][0][place];
+    part.sum = state.parts[set][1][place];
+    if constexpr (GENERAL) {
+      part.weighted = state.parts[set][2][place];
+      part.weights = state.parts[set][3][place];
     }
     row.merge(part);
   }
   return warp_merge(row);
 }
 
-// The gradient of a chunk whose vectors lie in the output as they lie in shared memory.
-template <bool GENERAL, typename T>
+// Walks vectors `thread`, `thread` + THREADS, ... below `count` in batches of COUNT, then of half as many, to one.
+template <int COUNT, int THREADS, typename Body>
+__device__ __forceinline__ void in_batches(int v, int count, const Body& body) {
+  for (; v + (COUNT - 1) * THREADS < count; v += COUNT * THREADS) body(v, std::integral_constant<int, COUNT>{});
+  if constexpr (COUNT > 1) {
+    if (v < count) in_batches<COUNT / 2, THREADS>(v, count, body);
+  }
+}
+
+// The gradient of a chunk whose vectors lie in the output as they lie in shared memory. `first` counts the vectors of the
+// row before it, and `boundary` is where the row's vector 0 goes.
+template <bool GENERAL, int THREADS, typename T>
 __device__ __forceinline__ void write_vectors(const CrossEntropyCall<T>& call,
-                                              const RowGradient<DeviceAccumulate<T>>& gradient, T* boundary, int phase,
-                                              const Vector<T, VECTOR_WIDTH<T>>* chunk, int first, int count) {
+                                              const RowGradient<DeviceAccumulate<T>>& gradient, T* boundary,
+                                              const RowPlace<T>& place, const Vector<T, VECTOR_WIDTH<T>>* chunk,
+                                              int first, int count) {
   using A = DeviceAccumulate<T>;
   constexpr int WIDTH = VECTOR_WIDTH<T>;
+  constexpr int BATCH = GENERAL ? 1 : CHUNK_VECTORS / THREADS;
   using Pack = Vector<T, WIDTH>;
   const int classes = static_cast<int>(call.layout.classes);
-  const int64_t target = gradient.target + phase;
-  const int target_vector = gradient.target < 0 ? -1 : static_cast<int>(target / WIDTH);
-  const int target_lane = static_cast<int>(target % WIDTH);
-  for (int base = threadIdx.x; base < count; base += BATCH * RING_THREADS) {
-    Pack packs[BATCH];
-#pragma unroll
-    for (int v = 0; v < BATCH; ++v) {
-      if (base + v * RING_THREADS < count) packs[v] = chunk[base + v * RING_THREADS];
-    }
-#pragma unroll
-    for (int v = 0; v < BATCH; ++v) {
-      const int vector = first + base + v * RING_THREADS;
-      if (base + v * RING_THREADS >= count) break;
-      const int64_t column = static_cast<int64_t>(vector) * WIDTH - phase;
-      A found[WIDTH];
-      vector_gradient<GENERAL>(call, gradient, packs[v], column, vector == target_vector ? target_lane : -1, found);
-      Pack pack = narrow_all<T, WIDTH>(found);
-      if (gradient.zero) {
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) pack.lane[i] = narrow<T>(A(0));
-      }
+  const int thread = static_cast<int>(threadIdx.x);
+  Pack* const out = reinterpret_cast<Pack*>(boundary) + first;
+  const auto store = [&](int v, Pack pack) {
+    __stcs(reinterpret_cast<uint4*>(out + v), *reinterpret_cast<const uint4*>(&pack));
+  };
+  const auto column_of = [&](int v) { return static_cast<int64_t>(first + v) * WIDTH - place.phase; };
+  const bool edges = (first == 0 && place.phase != 0) ||
+                     (first + count == place.vectors && (classes + place.phase) % WIDTH != 0);
+  if (edges || gradient.zero) {
+    for (int v = thread; v < count; v += THREADS) {
+      const int64_t column = column_of(v);
       if (column >= 0 && column + WIDTH <= classes) {
-        __stcs(reinterpret_cast<uint4*>(boundary) + vector, *reinterpret_cast<const uint4*>(&pack));
-      } else {
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) {
-          if (column + i >= 0 && column + i < classes) boundary[static_cast<int64_t>(vector) * WIDTH + i] = pack.lane[i];
-        }
+        store(v, gradient.zero ? all_of<T, WIDTH>(A(0)) : vector_gradient<GENERAL>(call, gradient, chunk[v], column));
+        continue;
+      }
+      for (int i = 0; i < WIDTH; ++i) {
+        if (column + i < 0 || column + i >= classes) continue;
+        const A x = widen(chunk[v].lane[i]);
+        const A found = element_gradient<GENERAL>(call, gradient, x, column + i, false);
+        out[v].lane[i] = narrow<T>(gradient.zero ? A(0) : found);
       }
     }
+  } else {
+    in_batches<BATCH, THREADS>(thread, count, [&](int v, auto batch) {
+      constexpr int COUNT = decltype(batch)::value;
+      Pack packs[COUNT];
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) packs[i] = chunk[v + i * THREADS];
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) {
+        store(v + i * THREADS, vector_gradient<GENERAL>(call, gradient, packs[i], column_of(v + i * THREADS)));
+      }
+    });
+  }
+  // The target's element once more, by the thread that has written its vector.
+  const int64_t at = gradient.target + place.phase - static_cast<int64_t>(first) * WIDTH;
+  if (gradient.target >= 0 && at >= 0 && at < static_cast<int64_t>(count) * WIDTH && at / WIDTH % THREADS == thread) {
+    const A x = widen(reinterpret_cast<const T*>(chunk)[at]);
+    reinterpret_cast<T*>(out)[at] = narrow<T>(element_gradient<GENERAL>(call, gradient, x, gradient.target, true));
   }
 }
 
 #endif
 
-template <typename T, bool GRADIENT, bool GENERAL>
-__global__ void __launch_bounds__(RING_THREADS + 32, 2)
+template <typename T, bool GRADIENT, bool GENERAL, int THREADS>
+__global__ void __launch_bounds__(THREADS + 32, GRADIENT ? 2 : 3)
     cross_entropy_ring(const __grid_constant__ CrossEntropyCall<T> call, const __grid_constant__ RingShape shape) {
 #ifdef OPGRAFT_HOPPER
   using A = DeviceAccumulate<T>;
   constexpr int WIDTH = VECTOR_WIDTH<T>;
+  constexpr int WARPS = THREADS / 32;
+  constexpr int BATCH = GENERAL ? 1 : CHUNK_VECTORS / THREADS;  // loads and exponentials of so many vectors overlap
   using Pack = Vector<T, WIDTH>;
   extern __shared__ __align__(128) unsigned char memory[];
   static_assert(sizeof(RingState<A>) <= RING_STATE_BYTES);
@@ -215,9 +242,10 @@ __global__ void __launch_bounds__(RING_THREADS + 32, 2)
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < shape.slots; ++slot) {
       hopper::barrier_init(&state.full[slot], 1);
-      hopper::barrier_init(&state.empty[slot], RING_WARPS);
+      hopper::barrier_init(&state.empty[slot], WARPS);
     }
-    hopper::barrier_init(&state.gathered, shape.cluster * RING_WARPS);
+    hopper::barrier_init(&state.gathered[0], 1);
+    hopper::barrier_init(&state.gathered[1], 1);
     hopper::fence_barrier_init();
   }
   if (shape.cluster > 1) {
@@ -227,7 +255,7 @@ __global__ void __launch_bounds__(RING_THREADS + 32, 2)
   }
 
   RingPosition at;
-  if (threadIdx.x >= RING_THREADS) {
+  if (threadIdx.x >= THREADS) {
     for (int64_t row = first_row; row < call.layout.rows; row += step) {
       const RowPlace<T> place(call.logits + call.layout.begin(row), classes, shape, rank);
       const int turns = twice ? 2 * shape.chunks : shape.chunks;
@@ -242,8 +270,8 @@ __global__ void __launch_bounds__(RING_THREADS + 32, 2)
     return;
   }
 
-  uint32_t parity = 0;
-  for (int64_t row = first_row; row < call.layout.rows; row += step, parity ^= 1) {
+  int turn = 0;  // rows done: two sets of places for the sums, each with barriers of two parities
+  for (int64_t row = first_row; row < call.layout.rows; row += step, turn = (turn + 1) % 4) {
     const T* const begin = call.logits + call.layout.begin(row);
     const RowPlace<T> place(begin, classes, shape, rank);
     const int64_t target = call.target_of(row);
@@ -256,23 +284,21 @@ __global__ void __launch_bounds__(RING_THREADS + 32, 2)
       const int count = place.chunk_count(shape, chunk);
       const Pack* const packs = ring + at.slot * shape.chunk_vectors;
       hopper::wait(&state.full[at.slot], at.parity);
-      for (int base = threadIdx.x; base < count; base += BATCH * RING_THREADS) {
-        Pack taken[BATCH];
+      const int64_t first = static_cast<int64_t>(place.begin + chunk * shape.chunk_vectors) * WIDTH - place.phase;
+      in_batches<BATCH, THREADS>(static_cast<int>(threadIdx.x), count, [&](int v, auto batch) {
+        constexpr int COUNT = decltype(batch)::value;
+        Pack taken[COUNT];
 #pragma unroll
-        for (int v = 0; v < BATCH; ++v) {
-          taken[v] = nothing<T, WIDTH>();
-          if (base + v * RING_THREADS < count) taken[v] = packs[base + v * RING_THREADS];
-        }
-        const int64_t first = static_cast<int64_t>(place.begin + chunk * shape.chunk_vectors + base) * WIDTH;
-        take<GENERAL>(call, sum, taken, first - place.phase, RING_THREADS * WIDTH);
-      }
+        for (int i = 0; i < COUNT; ++i) taken[i] = packs[v + i * THREADS];
+        take<GENERAL>(call, sum, taken, first + v * WIDTH, THREADS * WIDTH);
+      });
       if (!GRADIENT || twice) {
         __syncwarp();
         if (lane == 0) hopper::arrive(&state.empty[at.slot]);
       }
       at.advance(shape.slots);
     }
-    sum = gather<A, GENERAL>(state, sum, shape.cluster, rank, parity);
+    sum = gather<A, GENERAL, WARPS>(state, sum, shape.cluster, rank, turn % 2, turn / 2);
     const A log_sum = log_of(sum.sum);
     if (rank == 0 && threadIdx.x == 0) store_row(call, row, target, sum, log_sum, picked);
 
@@ -281,19 +307,19 @@ __global__ void __launch_bounds__(RING_THREADS + 32, 2)
       T* const out = call.gradient + row * call.layout.classes;
       const bool in_step = reinterpret_cast<uintptr_t>(out) % VECTOR_BYTES == place.phase * sizeof(T);
       RingPosition second = twice ? at : start;
-      for (int turn = 0; turn < shape.chunks; ++turn) {
-        const int chunk = twice ? shape.chunks - 1 - turn : turn;
+      for (int i = 0; i < shape.chunks; ++i) {
+        const int chunk = twice ? shape.chunks - 1 - i : i;
         const int first = place.begin + chunk * shape.chunk_vectors;
         const int count = place.chunk_count(shape, chunk);
         const Pack* const packs = ring + second.slot * shape.chunk_vectors;
         if (twice) hopper::wait(&state.full[second.slot], second.parity);
         if (in_step) {
-          write_vectors<GENERAL>(call, gradient, out - place.phase, place.phase, packs, first, count);
+          write_vectors<GENERAL, THREADS>(call, gradient, out - place.phase, place, packs, first, count);
         } else if (count > 0) {
           const int64_t from = max(static_cast<int64_t>(first) * WIDTH - place.phase, int64_t(0));
           const int64_t to = min(static_cast<int64_t>(first + count) * WIDTH - place.phase, call.layout.classes);
           const T* const elements = reinterpret_cast<const T*>(packs) + (from + place.phase - int64_t(first) * WIDTH);
-          write_gradient<GENERAL, RING_THREADS>(call, gradient, out, elements, from, static_cast<int>(to - from),
+          write_gradient<GENERAL, THREADS>(call, gradient, out, elements, from, static_cast<int>(to - from),
                                                 static_cast<int>(threadIdx.x));
         }
         __syncwarp();

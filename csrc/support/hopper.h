@@ -37,28 +37,18 @@ __device__ __forceinline__ void arrive_expecting(uint64_t* barrier, uint32_t byt
                : "memory");
 }
 
+// A warp that waits sleeps, and leaves the issue slots to those that work.
+constexpr uint32_t SLEEP_NANOSECONDS = 1000000;
+
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{\n\t.reg .pred done;\n\t"
       "again:\n\t"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n\t"
       "@done bra over;\n\t"
       "bra again;\n\t"
       "over:\n\t}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
-
-// The same for a barrier on which other blocks of the cluster arrive.
-__device__ __forceinline__ void wait_cluster(uint64_t* barrier, uint32_t parity) {
-  asm volatile(
-      "{\n\t.reg .pred done;\n\t"
-      "again:\n\t"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\t"
-      "@done bra over;\n\t"
-      "bra again;\n\t"
-      "over:\n\t}" ::"r"(shared_address(barrier)),
-      "r"(parity)
+      "r"(parity), "r"(SLEEP_NANOSECONDS)
       : "memory");
 }
 
@@ -88,16 +78,18 @@ __device__ __forceinline__ uint32_t address_in(const void* own, uint32_t rank) {
   return found;
 }
 
-__device__ __forceinline__ void store_in_cluster(uint32_t address, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+// Stores into a block of the cluster and counts its bytes on a barrier of that block. A plain store with a releasing
+// arrival would first wait for all stores to global memory that the thread has under way.
+__device__ __forceinline__ void send(uint32_t address, float value, uint32_t barrier_address) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(value),
+               "r"(barrier_address)
+               : "memory");
 }
 
-__device__ __forceinline__ void store_in_cluster(uint32_t address, double value) {
-  asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
-}
-
-__device__ __forceinline__ void arrive_in_cluster(uint32_t barrier_address) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier_address) : "memory");
+__device__ __forceinline__ void send(uint32_t address, double value, uint32_t barrier_address) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(address), "d"(value),
+               "r"(barrier_address)
+               : "memory");
 }
 
 }  // namespace opgraft::cuda::hopper
