@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from opgraft.patch import mamba, recurrent_gemma
+from opgraft.patch import causal_lm, mamba, recurrent_gemma
 from opgraft.patch.change import Change, Swap
 from opgraft.patch.verify import disagreement
 
 __all__ = ["Change", "Report", "patch"]
 
 # Each family: the swaps that would serve a module, none where it does not know the module's class.
-_FAMILIES: tuple[Callable[[nn.Module], list[Swap]], ...] = (mamba.swaps, recurrent_gemma.swaps)
+_FAMILIES: tuple[Callable[[nn.Module], list[Swap]], ...] = (mamba.swaps, recurrent_gemma.swaps, causal_lm.swaps)
 
 
 @dataclass
@@ -41,7 +41,8 @@ def patch(model: nn.Module) -> Report:
     Known are the mixers of transformers' Mamba, FalconMamba, Jamba and Zamba, the short convolutions of the hybrids
     that define them alike (Lfm2, Qwen3Next and others), and RecurrentGemma's RG-LRU; for training, prefill and decoding
     with a cache, in eager and under ``torch.compile(fullgraph=True)``. The functions of the mixers belong to
-    transformers' modules, so every model of the same class in this process changes with this one.
+    transformers' modules, so every model of the same class in this process changes with this one. Known as well is the
+    loss of causal and masked language models (Llama, Qwen, Mistral, Gemma and whatever computes the same).
 
     Every kind of module that is changed is run before and after on a small random input of the module's device and
     dtype: outputs and gradients that disagree by more than the dtype's rounding put the original back, and the report
