@@ -1,6 +1,6 @@
 """The sequence ops alone: time against the compiled reference, and share of a copy measured in the same process.
 
-python benchmarks/ops.py [--device cuda] [--dtype bfloat16] [--no-compile] [linear_scan causal_conv1d selective_scan]
+python benchmarks/ops.py [--device cuda] [--dtype bfloat16] [--no-compile] [linear_scan causal_conv1d selective_scan cross_entropy]
 
 Every result is compared with the reference in float64 on a small call before anything is timed. The compiled arm is the
 better of torch.compile's default and of coordinate descent. On a GPU inputs rotate through several sets, and a CUDA
@@ -139,6 +139,13 @@ def main() -> None:
     device = torch.device(given.device)
     dtype = getattr(torch, given.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    if "cross_entropy" in given.ops:
+        import cross_entropy
+
+        given.ops.remove("cross_entropy")
+        cross_entropy.run(device, dtype, not given.no_compile)
+        if not given.ops:
+            return
     source = torch.randn(2**27 if device.type == "cuda" else 2**22, device=device).to(dtype)
     target = torch.empty_like(source)
     copied = 2 * source.numel() * source.element_size() / seconds(lambda i: target.copy_(source), device)

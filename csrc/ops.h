@@ -62,9 +62,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_with_gradient(const Ten
                                                                        double z_loss, double softcap,
                                                                        int64_t reduction);
 Tensor cross_entropy_backward(const Tensor& logits, const Tensor& target, const OptionalTensor& weight,
-                              const Tensor& statistics, const OptionalTensor& grad_loss,
-                              const OptionalTensor& grad_lse, int64_t ignore_index, double label_smoothing,
-                              double z_loss, double softcap, int64_t reduction);
+                              const Tensor& statistics, const OptionalTensor& grad_loss, const OptionalTensor& grad_lse,
+                              int64_t ignore_index, double label_smoothing, double z_loss, double softcap,
+                              int64_t reduction);
 // Makes the gradient that cross_entropy_with_gradient gave right for grad_loss. Where that is one, nothing is to do.
 void cross_entropy_rescale_(Tensor gradient, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
                             const OptionalTensor& weight, const Tensor& statistics, int64_t ignore_index,
@@ -119,9 +119,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_with_gradient(const Ten
                                                                        double z_loss, double softcap,
                                                                        int64_t reduction);
 Tensor cross_entropy_backward(const Tensor& logits, const Tensor& target, const OptionalTensor& weight,
-                              const Tensor& statistics, const OptionalTensor& grad_loss,
-                              const OptionalTensor& grad_lse, int64_t ignore_index, double label_smoothing,
-                              double z_loss, double softcap, int64_t reduction);
+                              const Tensor& statistics, const OptionalTensor& grad_loss, const OptionalTensor& grad_lse,
+                              int64_t ignore_index, double label_smoothing, double z_loss, double softcap,
+                              int64_t reduction);
 // Makes the gradient that cross_entropy_with_gradient gave right for grad_loss. Where that is one, nothing is to do.
 void cross_entropy_rescale_(Tensor gradient, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
                             const OptionalTensor& weight, const Tensor& statistics, int64_t ignore_index,

@@ -287,9 +287,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_with_gradient(const Ten
 }
 
 Tensor cross_entropy_backward(const Tensor& logits, const Tensor& target, const OptionalTensor& weight,
-                              const Tensor& statistics, const OptionalTensor& grad_loss,
-                              const OptionalTensor& grad_lse, int64_t ignore_index, double label_smoothing,
-                              double z_loss, double softcap, int64_t reduction) {
+                              const Tensor& statistics, const OptionalTensor& grad_loss, const OptionalTensor& grad_lse,
+                              int64_t ignore_index, double label_smoothing, double z_loss, double softcap,
+                              int64_t reduction) {
   const char* const op = "cross_entropy_backward";
   check_floating(op, "logits", logits);
   check_gradient(op, "grad_loss", grad_loss, logits, target, reduction == 0);

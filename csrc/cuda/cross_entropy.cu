@@ -16,10 +16,10 @@ namespace opgraft::cuda {
 namespace {
 
 constexpr int64_t SHORT_ROW_BYTES = 8192;
-constexpr int64_t RING_BYTES = 98304;       // two blocks share a multiprocessor
+constexpr int64_t RING_BYTES = 98304;          // two blocks share a multiprocessor
 constexpr int64_t FORWARD_RING_BYTES = 65536;  // three blocks share it: nothing is held
-constexpr int64_t WHOLE_RING_BYTES = 212992;  // one block has it alone
-constexpr int64_t SLICE_BYTES = 81920;      // leaves room to run ahead
+constexpr int64_t WHOLE_RING_BYTES = 212992;   // one block has it alone
+constexpr int64_t SLICE_BYTES = 81920;         // leaves room to run ahead
 constexpr int64_t CHUNK_BYTES = int64_t(CHUNK_VECTORS) * VECTOR_BYTES;
 
 struct RingPlan {
@@ -91,7 +91,8 @@ bool launch_ring(const Launch& context, const CrossEntropyCall<T>& call) {
   if (!usable) return false;
   const RingPlan plan = plan_ring(call.layout.rows, call.layout.classes * static_cast<int64_t>(sizeof(T)),
                                   context.multiprocessors(), GRADIENT);
-  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.bytes)));
+  STD_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.bytes)));
   cudaLaunchConfig_t config = {};
   config.blockDim = dim3(RING_THREADS + 32);
   config.dynamicSmemBytes = static_cast<size_t>(plan.bytes);
@@ -112,7 +113,9 @@ bool launch_ring(const Launch& context, const CrossEntropyCall<T>& call) {
 template <typename T, bool GRADIENT, bool GENERAL>
 void launch_rows(const Launch& context, const CrossEntropyCall<T>& call) {
   if (call.layout.classes * static_cast<int64_t>(sizeof(T)) > SHORT_ROW_BYTES) {
-    if (std::getenv("OPGRAFT_128") ? launch_ring<T, GRADIENT, GENERAL, 128>(context, call) : launch_ring<T, GRADIENT, GENERAL, 256>(context, call)) return;
+    if (std::getenv("OPGRAFT_128") ? launch_ring<T, GRADIENT, GENERAL, 128>(context, call)
+                                   : launch_ring<T, GRADIENT, GENERAL, 256>(context, call))
+      return;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(call.layout.rows, 0x7fffffff));
     cross_entropy_rows<T, GRADIENT, GENERAL, ROWS_BLOCK><<<blocks, ROWS_BLOCK, 0, context.stream()>>>(call);
   } else {
@@ -306,9 +309,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_with_gradient(const Ten
 }
 
 Tensor cross_entropy_backward(const Tensor& logits, const Tensor& target, const OptionalTensor& weight,
-                              const Tensor& statistics, const OptionalTensor& grad_loss,
-                              const OptionalTensor& grad_lse, int64_t ignore_index, double label_smoothing,
-                              double z_loss, double softcap, int64_t reduction) {
+                              const Tensor& statistics, const OptionalTensor& grad_loss, const OptionalTensor& grad_lse,
+                              int64_t ignore_index, double label_smoothing, double z_loss, double softcap,
+                              int64_t reduction) {
   Tensor gradient = new_contiguous_like(logits);
   backward_into("cross_entropy_backward", gradient, false, grad_loss, grad_lse, logits, target, weight, statistics,
                 options_of(ignore_index, label_smoothing, z_loss, softcap, reduction));
@@ -319,7 +322,8 @@ void cross_entropy_rescale_(Tensor gradient, const Tensor& grad_loss, const Tens
                             const OptionalTensor& weight, const Tensor& statistics, int64_t ignore_index,
                             double label_smoothing, double z_loss, double softcap, int64_t reduction) {
   check_alike("cross_entropy_rescale_", "gradient", gradient, "logits", logits);
-  check(gradient.is_contiguous(), "cross_entropy_rescale_", "gradient is not contiguous, expected what "
+  check(gradient.is_contiguous(), "cross_entropy_rescale_",
+        "gradient is not contiguous, expected what "
         "cross_entropy_with_gradient gave");
   check(reduction != 0, "cross_entropy_rescale_", "reduction is 0 (none), expected 1 (mean) or 2 (sum)");
   backward_into("cross_entropy_rescale_", gradient, true, grad_loss, std::nullopt, logits, target, weight, statistics,

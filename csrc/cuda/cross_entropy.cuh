@@ -27,15 +27,15 @@ struct CrossEntropyCall {
   const void* target = nullptr;
   bool target_is_wide = true;  // int64, else int32
   const A* weight = nullptr;
-  const A* scales = nullptr;      // what `measure_targets` found; null stands for one
-  A* loss = nullptr;              // one a row
-  A* lse = nullptr;               // one a row
-  A* statistics = nullptr;        // rows maxima, then rows logarithms
-  T* gradient = nullptr;          // dense rows
-  const A* grad_loss = nullptr;   // backward: one number, or one a row
-  const A* grad_lse = nullptr;    // backward: one a row
+  const A* scales = nullptr;     // what `measure_targets` found; null stands for one
+  A* loss = nullptr;             // one a row
+  A* lse = nullptr;              // one a row
+  A* statistics = nullptr;       // rows maxima, then rows logarithms
+  T* gradient = nullptr;         // dense rows
+  const A* grad_loss = nullptr;  // backward: one number, or one a row
+  const A* grad_lse = nullptr;   // backward: one a row
   bool grad_per_row = false;
-  bool skip_if_one = false;       // the gradient is there already, for an incoming gradient of one
+  bool skip_if_one = false;  // the gradient is there already, for an incoming gradient of one
   int64_t ignore_index = -100;
   A smoothing = 0;
   A z_loss = 0;
@@ -64,9 +64,7 @@ __device__ __forceinline__ double exp_of(double x) { return exp(x); }
 // e^(x - log_sum), the second argument made by `log_in_base`: one multiply-add before the exponential.
 __device__ __forceinline__ float log_in_base(float log_sum) { return log_sum * LOG2_E; }
 __device__ __forceinline__ double log_in_base(double log_sum) { return log_sum; }
-__device__ __forceinline__ float probability(float x, float log_sum) {
-  return fast_exp2(fmaf(x, LOG2_E, -log_sum));
-}
+__device__ __forceinline__ float probability(float x, float log_sum) { return fast_exp2(fmaf(x, LOG2_E, -log_sum)); }
 __device__ __forceinline__ double probability(double x, double log_sum) { return exp(x - log_sum); }
 
 template <typename A>
@@ -105,8 +103,9 @@ __device__ __forceinline__ A warp_total(A x) {
   return x;
 }
 
-// Maximum and sum of e^(x - maximum) of some elements. The maximum starts at the lowest finite number, so that -infinity
-// gives e^-infinity and not NaN. For label smoothing also the sum of w (x - maximum), and of the class weights w.
+// Maximum and sum of e^(x - maximum) of some elements. The maximum starts at the lowest finite number, so that
+// -infinity gives e^-infinity and not NaN. For label smoothing also the sum of w (x - maximum), and of the class
+// weights w.
 template <typename A, bool SMOOTH>
 struct RowSum {
   A maximum = lowest<A>();
@@ -452,7 +451,8 @@ __device__ __forceinline__ Vector<T, WIDTH> vector_gradient(const CrossEntropyCa
 }
 
 // The gradient of the elements of a chunk, in aligned vectors of the output with single elements before and after.
-// `thread` of THREADS does its share; `chunk` may lie in shared or in global memory, and need not be aligned as `out` is.
+// `thread` of THREADS does its share; `chunk` may lie in shared or in global memory, and need not be aligned as `out`
+// is.
 template <bool GENERAL, int THREADS, typename T>
 __device__ __forceinline__ void write_gradient(const CrossEntropyCall<T>& call,
                                                const RowGradient<DeviceAccumulate<T>>& gradient, T* out, const T* chunk,

@@ -32,8 +32,8 @@ struct RingShape {
   bool held = true;  // the whole slice stays in the ring until its gradient is written
 };
 
-// What a block keeps beside the ring. `parts`: maximum, sum and the two sums for smoothing of every warp of the cluster,
-// two sets in turn.
+// What a block keeps beside the ring. `parts`: maximum, sum and the two sums for smoothing of every warp of the
+// cluster, two sets in turn.
 template <typename A>
 struct RingState {
   uint64_t full[MAX_SLOTS];
@@ -162,8 +162,8 @@ __device__ __forceinline__ void in_batches(int v, int count, const Body& body) {
   }
 }
 
-// The gradient of a chunk whose vectors lie in the output as they lie in shared memory. `first` counts the vectors of the
-// row before it, and `boundary` is where the row's vector 0 goes.
+// The gradient of a chunk whose vectors lie in the output as they lie in shared memory. `first` counts the vectors of
+// the row before it, and `boundary` is where the row's vector 0 goes.
 template <bool GENERAL, int THREADS, typename T>
 __device__ __forceinline__ void write_vectors(const CrossEntropyCall<T>& call,
                                               const RowGradient<DeviceAccumulate<T>>& gradient, T* boundary,
@@ -180,8 +180,8 @@ __device__ __forceinline__ void write_vectors(const CrossEntropyCall<T>& call,
     __stcs(reinterpret_cast<uint4*>(out + v), *reinterpret_cast<const uint4*>(&pack));
   };
   const auto column_of = [&](int v) { return static_cast<int64_t>(first + v) * WIDTH - place.phase; };
-  const bool edges = (first == 0 && place.phase != 0) ||
-                     (first + count == place.vectors && (classes + place.phase) % WIDTH != 0);
+  const bool edges =
+      (first == 0 && place.phase != 0) || (first + count == place.vectors && (classes + place.phase) % WIDTH != 0);
   if (edges || gradient.zero) {
     for (int v = thread; v < count; v += THREADS) {
       const int64_t column = column_of(v);
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(THREADS + 32, GRADIENT ? 2 : 3)
           const int64_t to = min(static_cast<int64_t>(first + count) * WIDTH - place.phase, call.layout.classes);
           const T* const elements = reinterpret_cast<const T*>(packs) + (from + place.phase - int64_t(first) * WIDTH);
           write_gradient<GENERAL, THREADS>(call, gradient, out, elements, from, static_cast<int>(to - from),
-                                                static_cast<int>(threadIdx.x));
+                                           static_cast<int>(threadIdx.x));
         }
         __syncwarp();
         if (lane == 0) hopper::arrive(&state.empty[second.slot]);

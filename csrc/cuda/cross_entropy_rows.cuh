@@ -1,4 +1,5 @@
-// Cross entropy where the ring does not serve: short rows, devices before Hopper, and the backward from kept statistics.
+// Cross entropy where the ring does not serve: short rows, devices before Hopper, and the backward from kept
+// statistics.
 //
 // rows: a group of threads (a warp for short rows, a block for long ones) reads its row twice, the second time from L1
 // or L2. backward: no sums are needed, so tiles of rows are independent; one read and one write of an element.
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(ROWS_BLOCK) cross_entropy_backward(const __gri
     const A grad_loss = call.grad_loss == nullptr ? A(0) : call.grad_loss[call.grad_per_row ? row : 0];
     const A grad_lse = call.grad_lse == nullptr ? A(0) : call.grad_lse[row];
     const RowGradient<A> gradient = row_gradient<GENERAL>(call, call.target_of(row), call.statistics[row],
-                                                 call.statistics[call.layout.rows + row], grad_loss, grad_lse);
+                                                          call.statistics[call.layout.rows + row], grad_loss, grad_lse);
     const int64_t elements = min(classes - first, static_cast<int64_t>(TILE_ELEMENTS));
     write_gradient<GENERAL, ROWS_BLOCK>(call, gradient, call.gradient + row * classes,
                                         call.logits + call.layout.begin(row) + first, first, static_cast<int>(elements),
@@ -126,8 +127,8 @@ __device__ __forceinline__ double block_sum(double own) {
 // One block. The mean's denominators, from the targets; and the mean class weight, for smoothing. In double, always in
 // the same order.
 template <typename T>
-__global__ void __launch_bounds__(SUM_BLOCK) measure_targets(const CrossEntropyCall<T> call, bool mean,
-                                                             DeviceAccumulate<T>* scales) {
+__global__ void __launch_bounds__(SUM_BLOCK)
+    measure_targets(const CrossEntropyCall<T> call, bool mean, DeviceAccumulate<T>* scales) {
   using A = DeviceAccumulate<T>;
   if (call.skip_if_one && *call.grad_loss == A(1)) return;
   double weights = 0, kept = 0, all = 0;

@@ -24,8 +24,8 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::MEAN;
 };
 
-// Logits as rows of classes: two strides tell where a row begins, so that a shifted (batch, time, classes) view needs no
-// copy. Strides are in elements.
+// Logits as rows of classes: two strides tell where a row begins, so that a shifted (batch, time, classes) view needs
+// no copy. Strides are in elements.
 struct LogitRows {
   int64_t rows = 1;
   int64_t classes = 0;

@@ -1,5 +1,6 @@
-// Bulk copies into shared memory, the barriers that they complete on, and clusters of blocks: compute capability 9.0 on.
-// (PTX ISA 8.0, cp.async.bulk, mbarrier and barrier.cluster.) Where the compiler's target is older nothing is defined.
+// Bulk copies into shared memory, the barriers that they complete on, and clusters of blocks: compute capability 9.0
+// on. (PTX ISA 8.0, cp.async.bulk, mbarrier and barrier.cluster.) Where the compiler's target is older nothing is
+// defined.
 #pragma once
 
 #include <cstdint>

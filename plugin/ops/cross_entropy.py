@@ -1,7 +1,7 @@
 """Cross entropy of rows of logits: one read of the logits and one write of their gradient.
 
-A compiler reads the logits once for the sum, once more for the loss or the gradient, and cannot write the gradient before
-the loss is known. Here the pass that finds a row's sum also writes its gradient, for an incoming gradient of one.
+A compiler reads the logits for the maximum, for the sum and for the gradient, and writes the gradient in a graph of its
+own. Here the pass that finds a row's sum also writes its gradient, for an incoming gradient of one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from opgraft.ops.registration import (
 from opgraft.ops.samples import Maker
 from opgraft.registry import Cost, OpSpec, Sample, register
 
-_op = torch.ops.opgraft.cross_entropy.default
-_with_gradient_op = torch.ops.opgraft.cross_entropy_with_gradient.default
-_backward_op = torch.ops.opgraft.cross_entropy_backward.default
-_rescale = torch.ops.opgraft.cross_entropy_rescale_.default
+rows_op = torch.ops.opgraft.cross_entropy.default
+with_gradient_op = torch.ops.opgraft.cross_entropy_with_gradient.default
+backward_op = torch.ops.opgraft.cross_entropy_backward.default
+rescale = torch.ops.opgraft.cross_entropy_rescale_.default
 
 _REDUCTIONS = {"none": NONE, "mean": MEAN, "sum": SUM}
 
@@ -104,7 +104,10 @@ def apply(
     require_tensor("cross_entropy", logits=logits, target=target)
     args = (logits, target, weight, ignore_index, label_smoothing, z_loss, softcap, reduction)
     found: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    found = _OnePass.apply(*args) if _one_pass_serves(logits, target, reduction) else call(_op, reference, *args)
+    if _one_pass_serves(logits, target, reduction):
+        found = _OnePass.apply(*args)  # type: ignore[no-untyped-call]
+    else:
+        found = call(rows_op, reference, *args)
     return found
 
 
@@ -126,7 +129,7 @@ class _OnePass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
         logits, target, weight, *ctx.options = args
-        loss, lse, statistics, gradient = _with_gradient_op(*args)
+        loss, lse, statistics, gradient = with_gradient_op(*args)
         ctx.save_for_backward(logits, target, weight, statistics, gradient)
         ctx.mark_non_differentiable(statistics)
         ctx.set_materialize_grads(False)
@@ -139,8 +142,8 @@ class _OnePass(torch.autograd.Function):
         # A graph that is run again, or differentiated, needs what was saved as it was saved.
         ours = grad_loss is not None and grad_lse is None and not torch.is_grad_enabled()
         if not ours or weight_wanted(ctx) or torch.compiler.is_compiling() or _compat.graph_is_kept():
-            return _gradients(ctx, grad_loss, grad_lse, logits, target, weight, statistics, ctx.options)
-        _rescale(gradient, grad_loss, logits, target, weight, statistics, *ctx.options)
+            return saved_gradients(ctx, grad_loss, grad_lse, logits, target, weight, statistics, ctx.options)
+        rescale(gradient, grad_loss, logits, target, weight, statistics, *ctx.options)
         return gradient, *(None,) * 7
 
 
@@ -148,7 +151,7 @@ def weight_wanted(ctx: Any) -> bool:
     return bool(ctx.needs_input_grad[2])
 
 
-def _gradients(
+def saved_gradients(
     ctx: Any,
     grad_loss: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
@@ -162,7 +165,7 @@ def _gradients(
     grad_logits = grad_weight = None
     if grad_loss is not None or grad_lse is not None:
         if ctx.needs_input_grad[0]:
-            grad_logits = _backward_op(logits, target, weight, statistics, grad_loss, grad_lse, *options)
+            grad_logits = backward_op(logits, target, weight, statistics, grad_loss, grad_lse, *options)
         if weight_wanted(ctx):
             # Rarely asked for: the reference's.
             inputs = (logits, target, weight, *options)
@@ -170,7 +173,7 @@ def _gradients(
     return grad_logits, None, grad_weight, None, None, None, None, None
 
 
-def _check(
+def check_inputs(
     op: str, logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, label_smoothing: float
 ) -> torch.dtype:
     """The kernels' checks; returns the dtype of losses and sums."""
@@ -183,14 +186,14 @@ def _check(
     torch._check(
         target.dtype in (torch.int64, torch.int32), lambda: f"{op}: target has dtype {target.dtype}, expected int64"
     )
-    _check_part(op, "target", target, target.dtype, logits, tuple(logits.shape[:-1]), "that of logits without classes")
+    check_part(op, "target", target, target.dtype, logits, tuple(logits.shape[:-1]), "that of logits without classes")
     if weight is not None:
-        _check_part(op, "weight", weight, wide, logits, (logits.shape[-1],), "one value a class")
+        check_part(op, "weight", weight, wide, logits, (logits.shape[-1],), "one value a class")
     torch._check(0 <= label_smoothing <= 1, lambda: f"{op}: label_smoothing is {label_smoothing}, expected 0 to 1")
     return wide
 
 
-def _check_part(
+def check_part(
     op: str,
     name: str,
     tensor: torch.Tensor,
@@ -220,7 +223,7 @@ def _fake(
     softcap: float,
     reduction: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    wide = _check("cross_entropy", logits, target, weight, label_smoothing)
+    wide = check_inputs("cross_entropy", logits, target, weight, label_smoothing)
     rows = tuple(logits.shape[:-1])
     return tuple(logits.new_empty(size, dtype=wide) for size in (() if reduction else rows, rows, (2, *rows)))  # type: ignore[return-value]
 
@@ -234,14 +237,16 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    return _gradients(ctx, *grads[:2], *ctx.saved_tensors, ctx.options)
+    grad_loss, grad_lse, _ = grads
+    logits, target, weight, statistics = ctx.saved_tensors
+    return saved_gradients(ctx, grad_loss, grad_lse, logits, target, weight, statistics, ctx.options)
 
 
 def _vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-    return _map(_op, info, in_dims, args, (0, 0, 1))
+    return map_rows(rows_op, info, in_dims, args, (0, 0, 1))
 
 
-def _map(op: Any, info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...], out_dims: tuple[int, ...]) -> Any:
+def map_rows(op: Any, info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...], out_dims: tuple[int, ...]) -> Any:
     """Rows that are not reduced need no loop: the mapped dimension is one more of them."""
     names = [a.name for a in op._schema.arguments]
     weight = names.index("weight")
@@ -263,7 +268,7 @@ def _map(op: Any, info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...], ou
     return (stacked, (0,) * len(stacked)) if len(stacked) > 1 else (stacked[0], 0)
 
 
-def _rule(kinds: tuple[str, ...], outputs: tuple[str, ...]) -> Callable[..., Any]:
+def row_rule(kinds: tuple[str, ...], outputs: tuple[str, ...]) -> Callable[..., Any]:
     """Sharding over rows. A sum over rows that are split is a partial sum; a mean is not, for lack of the count."""
 
     def rule(*args: Any) -> list[tuple[list[Any], list[Any]]]:
@@ -379,9 +384,11 @@ def large(device: torch.device, dtype: torch.dtype) -> tuple[Sample, Callable[[A
     return Sample("over 2^31 elements", (logits, target, *arguments)), check
 
 
-_FLAGS = ("", "", "", "", "")
-bind(_op, fake=_fake, backward=_backward, setup_context=_setup_context, vmap=_vmap)
-shard(_op, _rule(("rows", "rows", "whole", *_FLAGS), ("loss", "rows", "statistics")))
+FLAGS = ("", "", "", "", "")
+bind(rows_op, fake=_fake, backward=_backward, setup_context=_setup_context, vmap=_vmap)
+shard(rows_op, row_rule(("rows", "rows", "whole", *FLAGS), ("loss", "rows", "statistics")))
 SPEC = register(
-    OpSpec(_op, reference, samples=samples, cost=cost, public=apply, backward=_backward_op, large=large, owner="opgraft")
+    OpSpec(
+        rows_op, reference, samples=samples, cost=cost, public=apply, backward=backward_op, large=large, owner="opgraft"
+    )
 )

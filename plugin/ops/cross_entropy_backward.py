@@ -8,17 +8,16 @@ from typing import Any
 import torch
 
 from opgraft.ops.cross_entropy import (
-    _FLAGS,
-    _backward_op,
-    _check,
-    _check_part,
-    _gradients,
-    _map,
-    _rescale,
-    _rule,
-    _with_gradient_op,
+    FLAGS,
+    backward_op,
+    check_inputs,
+    check_part,
     cost,
+    map_rows,
+    row_rule,
     samples,
+    saved_gradients,
+    with_gradient_op,
 )
 from opgraft.ops.cross_entropy_reference import NONE, reference
 from opgraft.ops.registration import bind, shard, vector_jacobian_product
@@ -64,14 +63,14 @@ def _backward_fake(
     reduction: int,
 ) -> torch.Tensor:
     op = "cross_entropy_backward"
-    wide = _check(op, logits, target, weight, label_smoothing)
+    wide = check_inputs(op, logits, target, weight, label_smoothing)
     rows = tuple(logits.shape[:-1])
-    _check_part(op, "statistics", statistics, wide, logits, (2, *rows), "two numbers a row")
+    check_part(op, "statistics", statistics, wide, logits, (2, *rows), "two numbers a row")
     if grad_loss is not None:
         shape = rows if reduction == NONE else ()
-        _check_part(op, "grad_loss", grad_loss, wide, logits, shape, "that of the loss")
+        check_part(op, "grad_loss", grad_loss, wide, logits, shape, "that of the loss")
     if grad_lse is not None:
-        _check_part(op, "grad_lse", grad_lse, wide, logits, rows, "one number a row")
+        check_part(op, "grad_lse", grad_lse, wide, logits, rows, "one number a row")
     return logits.new_empty(logits.shape)
 
 
@@ -85,7 +84,7 @@ def _double_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None,
 
 
 def _backward_vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-    return _map(_backward_op, info, in_dims, args, (0,))
+    return map_rows(backward_op, info, in_dims, args, (0,))
 
 
 def backward_cost(logits: torch.Tensor, target: torch.Tensor, *others: Any) -> Cost:
@@ -107,11 +106,11 @@ def backward_samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
             sample.name, (logits, target, weight, statistics, grad_loss, grad_lse, *options), family=sample.family
         )
     logits, target, *_ = next(samples(device, dtype)).args
-    options = (None, -100, 0.0, 0.0, 0.0, NONE)
-    statistics = reference(logits, target, *options)[2]
+    plain = (-100, 0.0, 0.0, 0.0, NONE)
+    statistics = reference(logits, target, None, *plain)[2]
     spread = maker.normal().expand(target.shape)
-    yield Sample("gradient of a sum", (logits, target, None, statistics, spread, None, *options[1:]))
-    yield Sample("lse alone", (logits, target, None, statistics, None, maker.normal(*target.shape), *options[1:]))
+    yield Sample("gradient of a sum", (logits, target, None, statistics, spread, None, *plain))
+    yield Sample("lse alone", (logits, target, None, statistics, None, maker.normal(*target.shape), *plain))
 
 
 def _with_gradient_fake(
@@ -124,7 +123,7 @@ def _with_gradient_fake(
     softcap: float,
     reduction: int,
 ) -> tuple[torch.Tensor, ...]:
-    wide = _check("cross_entropy_with_gradient", logits, target, weight, label_smoothing)
+    wide = check_inputs("cross_entropy_with_gradient", logits, target, weight, label_smoothing)
     rows = tuple(logits.shape[:-1])
     sizes = (() if reduction else rows, rows, (2, *rows))
     return *(logits.new_empty(size, dtype=wide) for size in sizes), logits.new_empty(logits.shape)
@@ -138,11 +137,12 @@ def _setup_with_gradient_context(ctx: Any, inputs: tuple[Any, ...], output: Any)
 
 
 def _with_gradient_backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    return _gradients(ctx, *grads[:2], *ctx.saved_tensors, ctx.options)
+    logits, target, weight, statistics = ctx.saved_tensors
+    return saved_gradients(ctx, grads[0], grads[1], logits, target, weight, statistics, ctx.options)
 
 
 def _with_gradient_vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-    return _map(_with_gradient_op, info, in_dims, args, (0, 0, 1, 0))
+    return map_rows(with_gradient_op, info, in_dims, args, (0, 0, 1, 0))
 
 
 def with_gradient_cost(logits: torch.Tensor, target: torch.Tensor, *others: Any) -> Cost:
@@ -157,27 +157,27 @@ def _rescale_fake(gradient: torch.Tensor, *others: Any) -> None:
 
 
 bind(
-    _backward_op,
+    backward_op,
     fake=_backward_fake,
     backward=_double_backward,
     setup_context=_setup_backward_context,
     vmap=_backward_vmap,
 )
 bind(
-    _with_gradient_op,
+    with_gradient_op,
     fake=_with_gradient_fake,
     backward=_with_gradient_backward,
     setup_context=_setup_with_gradient_context,
     vmap=_with_gradient_vmap,
 )
 torch.library.register_fake("opgraft::cross_entropy_rescale_", _rescale_fake)
-_BACKWARD_KINDS = ("rows", "rows", "whole", "statistics", "loss gradient", "rows", *_FLAGS)
-shard(_backward_op, _rule(_BACKWARD_KINDS, ("rows",)))
-shard(_with_gradient_op, _rule(("rows", "rows", "whole", *_FLAGS), ("loss", "rows", "statistics", "rows")))
+_BACKWARD_KINDS = ("rows", "rows", "whole", "statistics", "loss gradient", "rows", *FLAGS)
+shard(backward_op, row_rule(_BACKWARD_KINDS, ("rows",)))
+shard(with_gradient_op, row_rule(("rows", "rows", "whole", *FLAGS), ("loss", "rows", "statistics", "rows")))
 
 BACKWARD_SPEC = register(
-    OpSpec(_backward_op, reference_backward, samples=backward_samples, cost=backward_cost, owner="opgraft")
+    OpSpec(backward_op, reference_backward, samples=backward_samples, cost=backward_cost, owner="opgraft")
 )
 WITH_GRADIENT_SPEC = register(
-    OpSpec(_with_gradient_op, reference_with_gradient, samples=samples, cost=with_gradient_cost, owner="opgraft")
+    OpSpec(with_gradient_op, reference_with_gradient, samples=samples, cost=with_gradient_cost, owner="opgraft")
 )

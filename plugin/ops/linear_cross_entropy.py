@@ -2,7 +2,7 @@
 before the next one's are made.
 
 The products are torch's own; what is between them is ``cross_entropy``, whose one pass gives loss and gradient. The
-gradients of hidden and weight are summed up in the forward, for an incoming gradient of one, and scaled in the backward.
+gradients of hidden and weight are summed up in the forward, for an incoming gradient of one, and scaled afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from opgraft import _compat
 from opgraft.ops import cross_entropy_reference as plain
-from opgraft.ops.cross_entropy import _backward_op, _op, _with_gradient_op, cross_entropy
+from opgraft.ops.cross_entropy import backward_op, cross_entropy, rows_op, with_gradient_op
 from opgraft.ops.cross_entropy_reference import MEAN, NONE, SUM
 from opgraft.ops.registration import require_tensor, vector_jacobian_product
 
@@ -88,7 +88,7 @@ def linear_cross_entropy(
     options = (ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0))
     rows = chunk_rows or _chunk_rows(hidden, weight)
     with torch.autocast(hidden.device.type, enabled=False):
-        loss, lse = _Chunked.apply(
+        loss, lse = _Chunked.apply(  # type: ignore[no-untyped-call]
             hidden.reshape(-1, hidden.shape[-1]),
             weight,
             bias,
@@ -113,11 +113,13 @@ def _check(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bia
         )
     if target.shape != hidden.shape[:-1]:
         raise RuntimeError(
-            f"{op}: target has shape {tuple(target.shape)}, expected that of hidden, {tuple(hidden.shape)}, without its "
-            "last dimension"
+            f"{op}: target has shape {tuple(target.shape)}, expected that of hidden, {tuple(hidden.shape)}, without "
+            "its last dimension"
         )
     if weight.dtype != hidden.dtype or (bias is not None and bias.dtype != hidden.dtype):
-        raise RuntimeError(f"{op}: weight has dtype {weight.dtype}, expected that of hidden, {hidden.dtype}; bias likewise")
+        raise RuntimeError(
+            f"{op}: weight has dtype {weight.dtype}, expected that of hidden, {hidden.dtype}; bias likewise"
+        )
 
 
 def _chunk_rows(hidden: torch.Tensor, weight: torch.Tensor) -> int:
@@ -145,9 +147,9 @@ class _Chunked(torch.autograd.Function):
             rows, goal = hidden[part], target[part]
             logits = F.linear(rows, weight, bias)
             if gradients is None:
-                loss, lse, _ = _op(logits, goal, class_weight, *options, NONE if reduction == NONE else SUM)
+                loss, lse, _ = rows_op(logits, goal, class_weight, *options, NONE if reduction == NONE else SUM)
             else:
-                loss, lse, _, gradient = _with_gradient_op(logits, goal, class_weight, *options, SUM)
+                loss, lse, _, gradient = with_gradient_op(logits, goal, class_weight, *options, SUM)
                 gradients.add(part, rows, gradient)
             losses.append(loss)
             sums.append(lse)
@@ -186,10 +188,10 @@ class _Chunked(torch.autograd.Function):
         for part in _parts(hidden.shape[0], ctx.chunk_rows):
             rows, goal = hidden[part], target[part]
             logits = F.linear(rows, weight, bias)
-            _, _, statistics = _op(logits, goal, class_weight, *ctx.options, NONE)
+            _, _, statistics = rows_op(logits, goal, class_weight, *ctx.options, NONE)
             incoming = [None if g is None else g[part] for g in (grad_loss, grad_lse)]
             gradients.add(
-                part, rows, _backward_op(logits, goal, class_weight, statistics, *incoming, *ctx.options, NONE)
+                part, rows, backward_op(logits, goal, class_weight, statistics, *incoming, *ctx.options, NONE)
             )
         return (*gradients.found, None, *unwanted)
 
@@ -241,5 +243,8 @@ def reference(
     reduction: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The meaning, in plain torch, with all logits."""
-    loss, lse, _ = plain.reference(F.linear(hidden, weight, bias), target, class_weight, *options, reduction)
+    ignore_index, label_smoothing, z_loss, softcap = options
+    logits = F.linear(hidden, weight, bias)
+    found = plain.reference(logits, target, class_weight, ignore_index, label_smoothing, z_loss, softcap, reduction)
+    loss, lse, _ = found
     return loss, lse

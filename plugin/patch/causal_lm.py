@@ -1,8 +1,8 @@
 """The loss of transformers' language models: ForCausalLMLoss and ForMaskedLMLoss, and whatever computes the same.
 
-transformers copies the logits to float32 before ``torch.nn.functional.cross_entropy``, which takes twice their memory, and
-its backward makes two more tensors of that size. A model asks its ``loss_function`` for the loss: this one's is changed,
-other models keep theirs.
+transformers copies the logits to float32 before ``torch.nn.functional.cross_entropy``, which takes twice their memory,
+and its backward makes two more tensors of that size. A model asks its ``loss_function`` for the loss: this one's is
+changed, other models keep theirs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What cross_entropy and linear_cross_entropy promise beyond the table: torch's own meaning, graphs run twice, memory."""
+"""What cross_entropy and linear_cross_entropy promise beyond the table: torch's meaning, graphs run twice, memory."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def _options() -> Iterator[dict[str, Any]]:
                 yield {"reduction": reduction, "label_smoothing": smoothing, "weighted": weighted}
 
 
-@pytest.mark.parametrize("options", _options(), ids=str)
+@pytest.mark.parametrize("options", list(_options()), ids=str)
 def test_it_is_torchs_cross_entropy(options: dict[str, Any]) -> None:
     weight = _normal(13, seed=5).abs() if options["weighted"] else None
     given = {k: v for k, v in options.items() if k != "weighted"}
     found, wanted = (_normal(9, 13).requires_grad_() for _ in range(2))
     target = _targets(9, classes=13)
-    losses = opgraft.cross_entropy(found, target, weight=weight, **given), F.cross_entropy(
-        wanted, target, weight, **given
+    losses = (
+        opgraft.cross_entropy(found, target, weight=weight, **given),
+        F.cross_entropy(wanted, target, weight, **given),
     )
     torch.testing.assert_close(*losses)
     for loss in losses:
@@ -134,9 +135,7 @@ def test_a_target_that_is_no_class_is_not_a_number_on_the_gpu() -> None:
     assert loss.isnan().tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize(
-    "given", [{"reduction": "average"}, {"softcap": 0.0}, {"softcap": -1.0}], ids=lambda g: str(g)
-)
+@pytest.mark.parametrize("given", [{"reduction": "average"}, {"softcap": 0.0}, {"softcap": -1.0}], ids=lambda g: str(g))
 def test_bad_options_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="cross_entropy: "):
         opgraft.cross_entropy(_normal(3, 5), torch.zeros(3, dtype=torch.int64), **given)
@@ -148,8 +147,9 @@ def test_every_way_in_which_a_row_ends(classes: int, dtype: torch.dtype, device:
     logits = _normal(5, classes + 3, dtype=dtype).to(device)[:, 1 : classes + 1].requires_grad_()
     target = _targets(5, classes=classes).to(device)
     exact = logits.detach().double().requires_grad_()
-    loss, wanted = opgraft.cross_entropy(logits, target, reduction="sum"), F.cross_entropy(
-        exact, target, reduction="sum"
+    loss, wanted = (
+        opgraft.cross_entropy(logits, target, reduction="sum"),
+        F.cross_entropy(exact, target, reduction="sum"),
     )
     torch.testing.assert_close(loss, wanted.to(loss.dtype), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
