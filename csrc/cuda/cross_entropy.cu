@@ -2,8 +2,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <mutex>
 #include <utility>
 
 #include "cuda/cross_entropy_ring.cuh"
@@ -15,6 +13,7 @@
 namespace opgraft::cuda {
 namespace {
 
+constexpr int RING_THREADS = 256;
 constexpr int64_t SHORT_ROW_BYTES = 8192;
 constexpr int64_t RING_BYTES = 98304;          // two blocks share a multiprocessor
 constexpr int64_t FORWARD_RING_BYTES = 65536;  // three blocks share it: nothing is held
@@ -25,43 +24,26 @@ constexpr int64_t CHUNK_BYTES = int64_t(CHUNK_VECTORS) * VECTOR_BYTES;
 struct RingPlan {
   RingShape shape;
   int64_t bytes = 0;
-  int blocks_per_multiprocessor = 2;
 };
 
 // How rows of `row_bytes` are cut: over as few blocks as hold them, and over more where rows are few.
 RingPlan plan_ring(int64_t rows, int64_t row_bytes, int multiprocessors, bool gradient) {
-  int64_t slice_bytes = SLICE_BYTES, ring = RING_BYTES, chunk_bytes = CHUNK_BYTES;
   RingPlan plan;
-  if (!gradient) {
-    ring = FORWARD_RING_BYTES;
-    plan.blocks_per_multiprocessor = 3;
-  }
+  int64_t ring = gradient ? RING_BYTES : FORWARD_RING_BYTES;
   int cluster = 1;
-  if (const char* text = std::getenv("OPGRAFT_RING")) {
-    int c = 0, ctas = 2, chunk = 8, kb = 96;
-    sscanf(text, "%d,%d,%d,%d", &c, &ctas, &chunk, &kb);
-    plan.blocks_per_multiprocessor = ctas;
-    chunk_bytes = chunk * 1024;
-    ring = kb * 1024;
-    slice_bytes = ring - ring / 8;
-    if (c > 0) cluster = c;
-  }
   const auto slice_of = [&](int blocks) { return (row_bytes + blocks - 1) / blocks; };
-  while (cluster < MAX_CLUSTER && ((gradient && slice_of(cluster) > slice_bytes) ||
+  while (cluster < MAX_CLUSTER && ((gradient && slice_of(cluster) > SLICE_BYTES) ||
                                    (rows * cluster < multiprocessors && slice_of(cluster) > CHUNK_BYTES / 2))) {
     cluster *= 2;
   }
-  if (gradient && slice_of(cluster) > ring - ring / 8) {
-    ring = WHOLE_RING_BYTES;
-    plan.blocks_per_multiprocessor = 1;
-  }
+  if (gradient && slice_of(cluster) > SLICE_BYTES) ring = WHOLE_RING_BYTES;
   // One vector more than the row has: an unaligned row touches it.
   const int64_t vectors = row_bytes / VECTOR_BYTES + 2;
   const int64_t share = (vectors + cluster - 1) / cluster;
   RingShape& shape = plan.shape;
   shape.cluster = cluster;
   shape.slice_vectors = static_cast<int>((share + 7) / 8 * 8);  // whole lines of 128 bytes
-  shape.chunk_vectors = static_cast<int>(std::min<int64_t>(chunk_bytes / VECTOR_BYTES, shape.slice_vectors));
+  shape.chunk_vectors = static_cast<int>(std::min<int64_t>(CHUNK_VECTORS, shape.slice_vectors));
   shape.chunks = (shape.slice_vectors + shape.chunk_vectors - 1) / shape.chunk_vectors;
   shape.slots = static_cast<int>(std::min<int64_t>(ring / (shape.chunk_vectors * VECTOR_BYTES), MAX_SLOTS));
   shape.held = shape.chunks <= shape.slots;
@@ -84,7 +66,7 @@ int64_t clusters_at_once(Kernel kernel, const cudaLaunchConfig_t& config) {
   return std::max(clusters, 1);
 }
 
-template <typename T, bool GRADIENT, bool GENERAL, int RING_THREADS>
+template <typename T, bool GRADIENT, bool GENERAL>
 bool launch_ring(const Launch& context, const CrossEntropyCall<T>& call) {
   const auto kernel = &cross_entropy_ring<T, GRADIENT, GENERAL, RING_THREADS>;
   static const bool usable = has_ring(kernel);
@@ -113,9 +95,7 @@ bool launch_ring(const Launch& context, const CrossEntropyCall<T>& call) {
 template <typename T, bool GRADIENT, bool GENERAL>
 void launch_rows(const Launch& context, const CrossEntropyCall<T>& call) {
   if (call.layout.classes * static_cast<int64_t>(sizeof(T)) > SHORT_ROW_BYTES) {
-    if (std::getenv("OPGRAFT_128") ? launch_ring<T, GRADIENT, GENERAL, 128>(context, call)
-                                   : launch_ring<T, GRADIENT, GENERAL, 256>(context, call))
-      return;
+    if (launch_ring<T, GRADIENT, GENERAL>(context, call)) return;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(call.layout.rows, 0x7fffffff));
     cross_entropy_rows<T, GRADIENT, GENERAL, ROWS_BLOCK><<<blocks, ROWS_BLOCK, 0, context.stream()>>>(call);
   } else {
