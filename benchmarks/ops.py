@@ -1,6 +1,8 @@
 """The sequence ops alone: time against the compiled reference, and share of a copy measured in the same process.
 
-python benchmarks/ops.py [--device cuda] [--dtype bfloat16] [--no-compile] [linear_scan causal_conv1d selective_scan cross_entropy]
+python benchmarks/ops.py [--device cuda] [--dtype bfloat16] [--no-compile] [OP ...]
+
+OPs are linear_scan, causal_conv1d, selective_scan and cross_entropy (benchmarks/cross_entropy.py, with its peers).
 
 Every result is compared with the reference in float64 on a small call before anything is timed. The compiled arm is the
 better of torch.compile's default and of coordinate descent. On a GPU inputs rotate through several sets, and a CUDA
