@@ -46,7 +46,8 @@ def _relative(logits: torch.Tensor, softcap: float) -> tuple[torch.Tensor, torch
     x = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if softcap:
         x = softcap * torch.tanh(x / softcap)
-    top = x.detach().amax(-1)
+    # A row of nothing but -infinity has lse -infinity, as torch.logsumexp has it.
+    top = x.detach().amax(-1).clamp_min(torch.finfo(x.dtype).min)
     below = x - top.unsqueeze(-1)
     return below, below.exp().sum(-1).log(), top
 

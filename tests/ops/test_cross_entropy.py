@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from random_cross_entropy import run
 from torch.nn import functional as F
 
 import opgraft
@@ -248,3 +249,7 @@ def test_the_full_logits_are_never_there(device: torch.device) -> None:
     with Largest() as largest:
         opgraft.linear_cross_entropy(hidden, weight, target, chunk_rows=16).backward()
     assert largest.seen <= 16 * classes
+
+
+def test_random_calls_are_as_exact_as_the_reference(device: torch.device) -> None:
+    assert not run(100, device, seed=1)
