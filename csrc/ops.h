@@ -69,6 +69,25 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fp8(const Tensor& x, const Tenso
                                                     std::optional<double> scale_upper_bound, bool power_of_two);
 std::tuple<Tensor, Tensor> silu_mul_fp8(const Tensor& gate, const Tensor& up, int64_t block,
                                         std::optional<double> scale_upper_bound, bool power_of_two);
+// Loss, log-sum-exp of every row, and the row statistics (2, ...) that the backward starts from.
+std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& target,
+                                                 const OptionalTensor& weight, int64_t ignore_index,
+                                                 double label_smoothing, double z_loss, double softcap,
+                                                 int64_t reduction);
+// The same, and the gradient for an incoming gradient of one.
+std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_with_gradient(const Tensor& logits, const Tensor& target,
+                                                                       const OptionalTensor& weight,
+                                                                       int64_t ignore_index, double label_smoothing,
+                                                                       double z_loss, double softcap,
+                                                                       int64_t reduction);
+Tensor cross_entropy_backward(const Tensor& logits, const Tensor& target, const OptionalTensor& weight,
+                              const Tensor& statistics, const OptionalTensor& grad_loss, const OptionalTensor& grad_lse,
+                              int64_t ignore_index, double label_smoothing, double z_loss, double softcap,
+                              int64_t reduction);
+// Makes the gradient that cross_entropy_with_gradient gave right for grad_loss. Where that is one, nothing is to do.
+void cross_entropy_rescale_(Tensor gradient, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
+                            const OptionalTensor& weight, const Tensor& statistics, int64_t ignore_index,
+                            double label_smoothing, double z_loss, double softcap, int64_t reduction);
 }  // namespace cpu
 
 namespace cuda {
@@ -126,6 +145,25 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fp8(const Tensor& x, const Tenso
                                                     std::optional<double> scale_upper_bound, bool power_of_two);
 std::tuple<Tensor, Tensor> silu_mul_fp8(const Tensor& gate, const Tensor& up, int64_t block,
                                         std::optional<double> scale_upper_bound, bool power_of_two);
+// Loss, log-sum-exp of every row, and the row statistics (2, ...) that the backward starts from.
+std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& target,
+                                                 const OptionalTensor& weight, int64_t ignore_index,
+                                                 double label_smoothing, double z_loss, double softcap,
+                                                 int64_t reduction);
+// The same, and the gradient for an incoming gradient of one.
+std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_with_gradient(const Tensor& logits, const Tensor& target,
+                                                                       const OptionalTensor& weight,
+                                                                       int64_t ignore_index, double label_smoothing,
+                                                                       double z_loss, double softcap,
+                                                                       int64_t reduction);
+Tensor cross_entropy_backward(const Tensor& logits, const Tensor& target, const OptionalTensor& weight,
+                              const Tensor& statistics, const OptionalTensor& grad_loss, const OptionalTensor& grad_lse,
+                              int64_t ignore_index, double label_smoothing, double z_loss, double softcap,
+                              int64_t reduction);
+// Makes the gradient that cross_entropy_with_gradient gave right for grad_loss. Where that is one, nothing is to do.
+void cross_entropy_rescale_(Tensor gradient, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
+                            const OptionalTensor& weight, const Tensor& statistics, int64_t ignore_index,
+                            double label_smoothing, double z_loss, double softcap, int64_t reduction);
 }  // namespace cuda
 
 }  // namespace opgraft

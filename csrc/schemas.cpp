@@ -50,4 +50,18 @@ STABLE_TORCH_LIBRARY(opgraft, m) {
   m.def(
       "silu_mul_fp8(Tensor gate, Tensor up, int block=0, float? scale_upper_bound=None, bool power_of_two=False) "
       "-> (Tensor, Tensor)");
+  m.def(
+      "cross_entropy(Tensor logits, Tensor target, Tensor? weight, int ignore_index, float label_smoothing, "
+      "float z_loss, float softcap, int reduction) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "cross_entropy_with_gradient(Tensor logits, Tensor target, Tensor? weight, int ignore_index, "
+      "float label_smoothing, float z_loss, float softcap, int reduction) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "cross_entropy_backward(Tensor logits, Tensor target, Tensor? weight, Tensor statistics, Tensor? grad_loss, "
+      "Tensor? grad_lse, int ignore_index, float label_smoothing, float z_loss, float softcap, int reduction) "
+      "-> Tensor");
+  m.def(
+      "cross_entropy_rescale_(Tensor(a!) gradient, Tensor grad_loss, Tensor logits, Tensor target, Tensor? weight, "
+      "Tensor statistics, int ignore_index, float label_smoothing, float z_loss, float softcap, int reduction) "
+      "-> ()");
 }

@@ -15,7 +15,10 @@ from opgraft.ops.add_rms_norm import add_rms_norm
 from opgraft.ops.add_rms_norm_fp8 import add_rms_norm_fp8
 from opgraft.ops.causal_conv1d import causal_conv1d
 from opgraft.ops.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_
+from opgraft.ops.cross_entropy import cross_entropy
+from opgraft.ops.cross_entropy_backward import BACKWARD_SPEC as _BACKWARD_SPEC  # noqa: F401  (registers)
 from opgraft.ops.gelu import gelu
+from opgraft.ops.linear_cross_entropy import linear_cross_entropy
 from opgraft.ops.linear_scan import linear_scan
 from opgraft.ops.registration import register_sharding_rules
 from opgraft.ops.rms_norm import rms_norm
@@ -42,8 +45,10 @@ __all__ = [
     "causal_conv1d_update",
     "causal_conv1d_update_",
     "compile_options",
+    "cross_entropy",
     "describe",
     "gelu",
+    "linear_cross_entropy",
     "linear_scan",
     "patch",
     "register_sharding_rules",

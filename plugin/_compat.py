@@ -47,6 +47,15 @@ def is_transformed() -> bool:
     return any(level.key() in (_functorch.TransformType.Grad, _functorch.TransformType.Jvp) for level in stack)
 
 
+def is_mapped() -> bool:
+    """True inside ``torch.vmap`` or any other functorch transform."""
+    return _functorch is not None and _functorch.maybe_current_level() is not None
+
+
+# In a backward: whether autograd keeps the graph, so that it may be run again. None where torch does not say.
+graph_is_kept: Any = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", None)
+
+
 def is_plain_fake(value: Any) -> bool:
     """True for a tensor, a parameter or a fake tensor; False for every other subclass."""
     kind = type(value)

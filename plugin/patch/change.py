@@ -11,11 +11,15 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Swap:
-    """``owner.name`` becomes ``new(old)``. ``owner`` is a module of Python or of torch; ``key`` tells swaps apart."""
+    """``owner.name`` becomes ``new(old)``. ``owner`` is a module of Python or of torch; ``key`` tells swaps apart.
+
+    ``check`` gives the difference that the swap makes and what is allowed, where running the module does not show it.
+    """
 
     owner: Any
     name: str
     new: Callable[[Any], Any]
+    check: Callable[[], tuple[float, float]] | None = None
 
     @property
     def key(self) -> object:
@@ -35,7 +39,7 @@ class Change:
     def do(self) -> None:
         for swap in self.swaps:
             self._old.append(vars(swap.owner).get(swap.name, _ABSENT))
-            setattr(swap.owner, swap.name, swap.new(getattr(swap.owner, swap.name)))
+            setattr(swap.owner, swap.name, swap.new(getattr(swap.owner, swap.name, None)))
 
     def undo(self) -> None:
         for swap in reversed(self.swaps):

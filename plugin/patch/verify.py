@@ -18,6 +18,9 @@ def disagreement(module: nn.Module, change: Change) -> tuple[float | None, float
 
     None where the module has no small input: it is not called with (batch, length, hidden).
     """
+    checks = [swap.check for swap in change.swaps]
+    if all(checks):
+        return max(check() for check in checks if check is not None)
     made = _input(module)
     if made is None:
         return None, 0.0

@@ -1,0 +1,199 @@
+"""cross_entropy, forward and with backward: against torch.compile at its best, and Liger and quack where installed.
+
+python benchmarks/cross_entropy.py [--device cuda] [--dtype bfloat16] [--no-compile] [--linear]
+
+Every arm's loss and gradient are compared with float64 on a few rows before it is timed. The compiled arm is the best
+of several settings, of torch's own cross entropy (logits in float32, as transformers has it) and of the op's reference.
+The share is that of a copy in the same process, on the bytes of an ideal kernel: one read, and one write where there is
+a gradient. ``python benchmarks/ops.py cross_entropy`` runs it as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import opgraft
+from opgraft.ops.cross_entropy_reference import MEAN, reference
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+GPU_SHAPES = ((8192, 128256), (16384, 32000), (8192, 151936), (16384, 50257), (64, 128256))
+CPU_SHAPES = ((2048, 32000),)
+CALLS = 4  # a sample; on a GPU the host runs ahead
+
+
+def settings(device: torch.device) -> tuple[dict[str, Any], ...]:
+    if device.type == "cpu":
+        return ({},)
+    return {}, {"coordinate_descent_tuning": True}, {"max_autotune": True}
+
+
+def _torch(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.float(), target)
+
+
+def _reference(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return reference(logits, target, None, -100, 0.0, 0.0, 0.0, MEAN)[0]
+
+
+def _op(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    loss = opgraft.cross_entropy(logits, target)
+    assert isinstance(loss, torch.Tensor)
+    return loss
+
+
+def peers() -> dict[str, Loss]:
+    """Other people's kernels, where they can be imported. Liger's writes the gradient over the logits."""
+    found: dict[str, Loss] = {}
+    try:
+        liger = importlib.import_module("liger_kernel.ops.cross_entropy").LigerCrossEntropyFunction
+        found["Liger, in place"] = lambda logits, target: liger.apply(logits, target, None, -100)[0]
+    except ImportError:
+        pass
+    try:
+        quack = importlib.import_module("quack.cross_entropy")
+        found["quack"] = lambda logits, target: quack.cross_entropy(logits, target, reduction="mean")
+    except ImportError:
+        pass
+    return found
+
+
+def seconds(call: Callable[[], Any], device: torch.device, samples: int = 9) -> float:
+    """Median of a call's time over samples of several calls, after warm-up."""
+    times = []
+    for _ in range(samples + 2):
+        if device.type == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            for _ in range(CALLS):
+                call()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3 / CALLS)
+        else:
+            started = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - started)
+    return statistics.median(times[2:])
+
+
+def check(name: str, loss: Loss, dtype: torch.dtype, device: torch.device) -> None:
+    """Loss and gradient of a few rows against float64."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 4096, generator=generator).to(device, dtype)
+    target = torch.randint(0, 4096, (4,), generator=generator).to(device)
+    exact = logits.double().requires_grad_()
+    wanted = F.cross_entropy(exact, target)
+    (wanted_gradient,) = torch.autograd.grad(wanted, exact)
+    made = logits.clone().requires_grad_()
+    found = loss(made, target)
+    (gradient,) = torch.autograd.grad(found, made)
+    error = ((gradient.double() - wanted_gradient).norm() / wanted_gradient.norm()).item()
+    off = abs(found.item() - wanted.item()) / wanted.item()
+    assert error < 4 * torch.finfo(dtype).eps, f"{name}: gradient off by {error:.2g}"
+    assert off < 4 * torch.finfo(dtype).eps, f"{name}: loss off by {off:.2g}"
+
+
+def time_arm(loss: Loss, logits: torch.Tensor, target: torch.Tensor) -> tuple[float, float]:
+    """Seconds of the forward alone, without a gradient, and of forward and backward."""
+    plain = logits.detach()
+    with torch.no_grad():
+        forward = seconds(lambda: loss(plain, target), logits.device)
+    both = seconds(lambda: torch.autograd.grad(loss(logits, target), logits), logits.device)
+    return forward, both
+
+
+def compiled_best(logits: torch.Tensor, target: torch.Tensor) -> tuple[float, float]:
+    best = (math.inf, math.inf)
+    for options in settings(logits.device):
+        for loss in (_torch, _reference):
+            torch._dynamo.reset()
+            took = time_arm(torch.compile(loss, options=dict(options)), logits, target)
+            best = (min(best[0], took[0]), min(best[1], took[1]))
+    return best
+
+
+def copy_rate(device: torch.device) -> float:
+    source = torch.randn(2**29 if device.type == "cuda" else 2**23, device=device).bfloat16()
+    target = torch.empty_like(source)
+    return 2 * source.numel() * source.element_size() / seconds(lambda: target.copy_(source), device)
+
+
+def report(name: str, took: tuple[float, float], ideal: tuple[int, int], copied: float, line: str) -> None:
+    shares = [100 * moved / each / copied for moved, each in zip(ideal, took, strict=True)]
+    print(
+        f"{line:16} {name:22} forward {took[0] * 1e6:10.1f} us {shares[0]:5.1f} %   "
+        f"with backward {took[1] * 1e6:10.1f} us {shares[1]:5.1f} %",
+        flush=True,
+    )
+
+
+def run(device: torch.device, dtype: torch.dtype, with_compile: bool = True) -> None:
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    copied = copy_rate(device)
+    print(f"{where}, torch {torch.__version__}, opgraft {opgraft.__version__}, {dtype}, copy {copied / 1e9:.0f} GB/s")
+    arms: dict[str, Loss] = {"opgraft": _op, **(peers() if device.type == "cuda" else {})}
+    for name, loss in arms.items():
+        check(name, loss, dtype, device)
+    for rows, classes in GPU_SHAPES if device.type == "cuda" else CPU_SHAPES:
+        logits = torch.randn(rows, classes, device=device, dtype=dtype).requires_grad_()
+        target = torch.randint(0, classes, (rows,), device=device)
+        size = logits.numel() * logits.element_size()
+        line = f"{rows}x{classes}"
+        if with_compile:
+            report("torch.compile, best", compiled_best(logits, target), (size, 2 * size), copied, line)
+        for name, loss in arms.items():
+            report(name, time_arm(loss, logits, target), (size, 2 * size), copied, line)
+        del logits, target
+
+
+def linear(device: torch.device, dtype: torch.dtype) -> None:
+    """linear_cross_entropy against the logits as a whole: time and, on a GPU, the most memory beside the inputs."""
+    rows, features, classes = (16384, 2048, 128256) if device.type == "cuda" else (1024, 256, 32000)
+    hidden = torch.randn(rows, features, device=device, dtype=dtype).requires_grad_()
+    weight = (torch.randn(classes, features, device=device, dtype=dtype) / features**0.5).requires_grad_()
+    target = torch.randint(0, classes, (rows,), device=device)
+    arms: dict[str, Callable[[], torch.Tensor]] = {
+        "all logits, torch": lambda: F.cross_entropy(F.linear(hidden, weight).float(), target),
+        "all logits, opgraft": lambda: _op(F.linear(hidden, weight), target),
+        "linear_cross_entropy": lambda: opgraft.linear_cross_entropy(hidden, weight, target),  # type: ignore[dict-item, return-value]
+    }
+    for name, loss in arms.items():
+        before = 0
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        took = seconds(lambda loss=loss: torch.autograd.grad(loss(), (hidden, weight)), device, samples=5)  # type: ignore[misc]
+        peak = (
+            f", peak {(torch.cuda.max_memory_allocated() - before) / 2**20:8.0f} MiB" if device.type == "cuda" else ""
+        )
+        print(f"{rows}x{features}x{classes:<8} {name:22} {took * 1e3:8.2f} ms{peak}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default=None, help="default: bfloat16 on a GPU, float32 on the CPU")
+    parser.add_argument("--no-compile", action="store_true", help="leave out the compiled arms")
+    parser.add_argument("--linear", action="store_true", help="linear_cross_entropy in place of cross_entropy")
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    dtype = getattr(torch, given.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
+    if given.linear:
+        linear(device, dtype)
+    else:
+        run(device, dtype, not given.no_compile)
+
+
+if __name__ == "__main__":
+    main()

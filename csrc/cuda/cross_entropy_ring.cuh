@@ -1,0 +1,336 @@
+// Cross entropy of long rows on Hopper and newer: every logit is read from memory once, its gradient is written once.
+//
+// A cluster of 1 to 8 blocks owns a row, each block a slice of it. A producer warp streams the slice through a ring of
+// shared memory by bulk copies and runs ahead into the next rows, so that memory is busy while the row is summed up.
+// The other warps take two turns over the slice: maximum and sum as the chunks arrive; then, when the cluster has
+// agreed on the row, the gradient, from the chunks that are still there. Bytes: 2 * classes * sizeof(T) a row, the
+// copy bound; classes * sizeof(T) where no gradient is wanted. Arithmetic an element: two exponentials and about 14
+// other instructions, under half of what the copy rate leaves for 16-bit types. A slice that does not fit into the ring
+// is streamed a second time, backwards, so that its end is found in L2.
+#pragma once
+
+#include "cuda/cross_entropy.cuh"
+#include "support/hopper.h"
+
+namespace opgraft::cuda {
+namespace {
+
+constexpr int MAX_CLUSTER = 8;
+constexpr int MAX_SLOTS = 32;
+// Vectors of a chunk: with 16 bytes each, 16 KiB.
+constexpr int CHUNK_VECTORS = 1024;
+// Warps of the largest block that sums up a row.
+constexpr int MAX_WARPS = 8;
+
+// How a launch cuts rows: vectors of 16 bytes a slice and a chunk, and the ring.
+struct RingShape {
+  int slice_vectors = 0;
+  int chunk_vectors = 0;
+  int chunks = 0;  // of a slice
+  int slots = 0;
+  int cluster = 1;
+  bool held = true;  // the whole slice stays in the ring until its gradient is written
+};
+
+// What a block keeps beside the ring. `parts`: maximum, sum and the two sums for smoothing of every warp of the
+// cluster, two sets in turn.
+template <typename A>
+struct RingState {
+  uint64_t full[MAX_SLOTS];
+  uint64_t empty[MAX_SLOTS];
+  uint64_t gathered[2];
+  A parts[2][4][MAX_WARPS * MAX_CLUSTER];
+};
+
+constexpr int RING_STATE_BYTES = 5120;
+
+#ifdef OPGRAFT_HOPPER
+
+// Where a block's slice lies in a row. Vectors are counted from the 16-byte boundary at or before the row's first
+// element, which is `phase` elements into the first vector.
+template <typename T>
+struct RowPlace {
+  static constexpr int WIDTH = VECTOR_WIDTH<T>;
+
+  const T* boundary;
+  int phase;
+  int vectors;  // of the row
+  int begin;    // of the slice
+  int count;
+
+  __device__ __forceinline__ RowPlace(const T* row, int classes, const RingShape& shape, int rank) {
+    phase = static_cast<int>(reinterpret_cast<uintptr_t>(row) % VECTOR_BYTES / sizeof(T));
+    boundary = row - phase;
+    vectors = (classes + phase + WIDTH - 1) / WIDTH;
+    begin = rank * shape.slice_vectors;
+    count = max(min(shape.slice_vectors, vectors - begin), 0);
+  }
+
+  __device__ __forceinline__ int chunk_count(const RingShape& shape, int chunk) const {
+    return max(min(shape.chunk_vectors, count - chunk * shape.chunk_vectors), 0);
+  }
+};
+
+// Position in the ring: the slot, and the parity of its barriers.
+struct RingPosition {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance(int slots) {
+    if (++slot == slots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// The producer warp. Vectors that are only partly the row's are put together by hand, -infinity beside it.
+template <typename T>
+__device__ __forceinline__ void bring_chunk(const RowPlace<T>& place, int classes, int first, int count,
+                                            Vector<T, VECTOR_WIDTH<T>>* slot, uint64_t* full, int lane) {
+  constexpr int WIDTH = VECTOR_WIDTH<T>;
+  int skipped = 0, whole = count;
+  if (count > 0) {
+    const bool partial_first = first == 0 && place.phase != 0;
+    const bool partial_last = first + count == place.vectors && (classes + place.phase) % WIDTH != 0;
+    if (partial_first || partial_last) {
+      for (int edge = 0; edge < 2; ++edge) {
+        const int vector = edge == 0 ? 0 : count - 1;
+        if (lane < WIDTH && (edge == 0 ? partial_first : partial_last)) {
+          const int64_t element = static_cast<int64_t>(first + vector) * WIDTH + lane;
+          const int64_t column = element - place.phase;
+          const bool inside = column >= 0 && column < classes;
+          slot[vector].lane[lane] = inside ? place.boundary[element] : narrow<T>(-INFINITY);
+        }
+      }
+      hopper::fence_shared_writes();
+      skipped = partial_first;
+      whole = max(count - skipped - partial_last, 0);
+    }
+  }
+  __syncwarp();
+  if (lane == 0) {
+    const uint32_t bytes = static_cast<uint32_t>(whole) * VECTOR_BYTES;
+    hopper::arrive_expecting(full, bytes);
+    if (bytes != 0) {
+      hopper::bulk_copy(slot + skipped, place.boundary + static_cast<int64_t>(first + skipped) * WIDTH, bytes, full);
+    }
+  }
+}
+
+// The sums of all warps of the cluster, in each of them and in a fixed order. Every warp tells every block. Two sets of
+// places and barriers are used in turn: a warp that is a row ahead disturbs nothing that a slower one still waits for.
+template <typename A, bool GENERAL, int WARPS>
+__device__ __forceinline__ RowSum<A, GENERAL> gather(RingState<A>& state, RowSum<A, GENERAL> own, int cluster, int rank,
+                                                     int set, uint32_t parity) {
+  constexpr int NUMBERS = GENERAL ? 4 : 2;
+  const int lane = threadIdx.x % 32;
+  own = warp_merge(own);
+  if (threadIdx.x == 0) {
+    hopper::arrive_expecting(&state.gathered[set], static_cast<uint32_t>(cluster * WARPS * NUMBERS * sizeof(A)));
+  }
+  if (lane < cluster) {
+    const int place = rank * WARPS + threadIdx.x / 32;
+    const uint32_t barrier = hopper::address_in(&state.gathered[set], lane);
+    hopper::send(hopper::address_in(&state.parts[set][0][place], lane), own.maximum, barrier);
+    hopper::send(hopper::address_in(&state.parts[set][1][place], lane), own.sum, barrier);
+    if constexpr (GENERAL) {
+      hopper::send(hopper::address_in(&state.parts[set][2][place], lane), own.weighted, barrier);
+      hopper::send(hopper::address_in(&state.parts[set][3][place], lane), own.weights, barrier);
+    }
+  }
+  hopper::wait(&state.gathered[set], parity);
+  RowSum<A, GENERAL> row;
+  for (int place = lane; place < cluster * WARPS; place += 32) {
+    RowSum<A, GENERAL> part;
+    part.maximum = state.parts[set][0][place];
+    part.sum = state.parts[set][1][place];
+    if constexpr (GENERAL) {
+      part.weighted = state.parts[set][2][place];
+      part.weights = state.parts[set][3][place];
+    }
+    row.merge(part);
+  }
+  return warp_merge(row);
+}
+
+// Walks vectors `thread`, `thread` + THREADS, ... below `count` in batches of COUNT, then of half as many, to one.
+template <int COUNT, int THREADS, typename Body>
+__device__ __forceinline__ void in_batches(int v, int count, const Body& body) {
+  for (; v + (COUNT - 1) * THREADS < count; v += COUNT * THREADS) body(v, std::integral_constant<int, COUNT>{});
+  if constexpr (COUNT > 1) {
+    if (v < count) in_batches<COUNT / 2, THREADS>(v, count, body);
+  }
+}
+
+// The gradient of a chunk whose vectors lie in the output as they lie in shared memory. `first` counts the vectors of
+// the row before it, and `boundary` is where the row's vector 0 goes.
+template <bool GENERAL, int THREADS, typename T>
+__device__ __forceinline__ void write_vectors(const CrossEntropyCall<T>& call,
+                                              const RowGradient<DeviceAccumulate<T>>& gradient, T* boundary,
+                                              const RowPlace<T>& place, const Vector<T, VECTOR_WIDTH<T>>* chunk,
+                                              int first, int count) {
+  using A = DeviceAccumulate<T>;
+  constexpr int WIDTH = VECTOR_WIDTH<T>;
+  constexpr int BATCH = GENERAL ? 1 : CHUNK_VECTORS / THREADS;
+  using Pack = Vector<T, WIDTH>;
+  const int classes = static_cast<int>(call.layout.classes);
+  const int thread = static_cast<int>(threadIdx.x);
+  Pack* const out = reinterpret_cast<Pack*>(boundary) + first;
+  const auto store = [&](int v, Pack pack) {
+    __stcs(reinterpret_cast<uint4*>(out + v), *reinterpret_cast<const uint4*>(&pack));
+  };
+  const auto column_of = [&](int v) { return static_cast<int64_t>(first + v) * WIDTH - place.phase; };
+  const bool edges =
+      (first == 0 && place.phase != 0) || (first + count == place.vectors && (classes + place.phase) % WIDTH != 0);
+  if (edges || gradient.zero) {
+    for (int v = thread; v < count; v += THREADS) {
+      const int64_t column = column_of(v);
+      if (column >= 0 && column + WIDTH <= classes) {
+        store(v, gradient.zero ? all_of<T, WIDTH>(A(0)) : vector_gradient<GENERAL>(call, gradient, chunk[v], column));
+        continue;
+      }
+      for (int i = 0; i < WIDTH; ++i) {
+        if (column + i < 0 || column + i >= classes) continue;
+        const A x = widen(chunk[v].lane[i]);
+        const A found = element_gradient<GENERAL>(call, gradient, x, column + i, false);
+        out[v].lane[i] = narrow<T>(gradient.zero ? A(0) : found);
+      }
+    }
+  } else {
+    in_batches<BATCH, THREADS>(thread, count, [&](int v, auto batch) {
+      constexpr int COUNT = decltype(batch)::value;
+      Pack packs[COUNT];
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) packs[i] = chunk[v + i * THREADS];
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) {
+        store(v + i * THREADS, vector_gradient<GENERAL>(call, gradient, packs[i], column_of(v + i * THREADS)));
+      }
+    });
+  }
+  // The target's element once more, by the thread that has written its vector.
+  const int64_t at = gradient.target + place.phase - static_cast<int64_t>(first) * WIDTH;
+  if (gradient.target >= 0 && at >= 0 && at < static_cast<int64_t>(count) * WIDTH && at / WIDTH % THREADS == thread) {
+    const A x = widen(reinterpret_cast<const T*>(chunk)[at]);
+    reinterpret_cast<T*>(out)[at] = narrow<T>(element_gradient<GENERAL>(call, gradient, x, gradient.target, true));
+  }
+}
+
+#endif
+
+template <typename T, bool GRADIENT, bool GENERAL, int THREADS>
+__global__ void __launch_bounds__(THREADS + 32, GRADIENT ? 2 : 3)
+    cross_entropy_ring(const __grid_constant__ CrossEntropyCall<T> call, const __grid_constant__ RingShape shape) {
+#ifdef OPGRAFT_HOPPER
+  using A = DeviceAccumulate<T>;
+  constexpr int WIDTH = VECTOR_WIDTH<T>;
+  constexpr int WARPS = THREADS / 32;
+  constexpr int BATCH = GENERAL ? 1 : CHUNK_VECTORS / THREADS;  // loads and exponentials of so many vectors overlap
+  using Pack = Vector<T, WIDTH>;
+  extern __shared__ __align__(128) unsigned char memory[];
+  static_assert(sizeof(RingState<A>) <= RING_STATE_BYTES);
+  RingState<A>& state = *reinterpret_cast<RingState<A>*>(memory);
+  Pack* const ring = reinterpret_cast<Pack*>(memory + RING_STATE_BYTES);
+
+  const int rank = static_cast<int>(hopper::cluster_rank());
+  const int classes = static_cast<int>(call.layout.classes);
+  const int64_t first_row = blockIdx.x / shape.cluster;
+  const int64_t step = gridDim.x / shape.cluster;
+  const int lane = threadIdx.x % 32;
+  const bool twice = GRADIENT && !shape.held;
+
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < shape.slots; ++slot) {
+      hopper::barrier_init(&state.full[slot], 1);
+      hopper::barrier_init(&state.empty[slot], WARPS);
+    }
+    hopper::barrier_init(&state.gathered[0], 1);
+    hopper::barrier_init(&state.gathered[1], 1);
+    hopper::fence_barrier_init();
+  }
+  if (shape.cluster > 1) {
+    hopper::cluster_sync();
+  } else {
+    __syncthreads();
+  }
+
+  RingPosition at;
+  if (threadIdx.x >= THREADS) {
+    for (int64_t row = first_row; row < call.layout.rows; row += step) {
+      const RowPlace<T> place(call.logits + call.layout.begin(row), classes, shape, rank);
+      const int turns = twice ? 2 * shape.chunks : shape.chunks;
+      for (int turn = 0; turn < turns; ++turn) {
+        const int chunk = turn < shape.chunks ? turn : 2 * shape.chunks - 1 - turn;
+        hopper::wait(&state.empty[at.slot], at.parity ^ 1);
+        bring_chunk(place, classes, place.begin + chunk * shape.chunk_vectors, place.chunk_count(shape, chunk),
+                    ring + at.slot * shape.chunk_vectors, &state.full[at.slot], lane);
+        at.advance(shape.slots);
+      }
+    }
+    return;
+  }
+
+  int turn = 0;  // rows done: two sets of places for the sums, each with barriers of two parities
+  for (int64_t row = first_row; row < call.layout.rows; row += step, turn = (turn + 1) % 4) {
+    const T* const begin = call.logits + call.layout.begin(row);
+    const RowPlace<T> place(begin, classes, shape, rank);
+    const int64_t target = call.target_of(row);
+    A picked = A(0);
+    if (rank == 0 && threadIdx.x == 0) picked = picked_of<GENERAL>(call, begin, target);
+
+    RowSum<A, GENERAL> sum;
+    const RingPosition start = at;
+    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+      const int count = place.chunk_count(shape, chunk);
+      const Pack* const packs = ring + at.slot * shape.chunk_vectors;
+      hopper::wait(&state.full[at.slot], at.parity);
+      const int64_t first = static_cast<int64_t>(place.begin + chunk * shape.chunk_vectors) * WIDTH - place.phase;
+      in_batches<BATCH, THREADS>(static_cast<int>(threadIdx.x), count, [&](int v, auto batch) {
+        constexpr int COUNT = decltype(batch)::value;
+        Pack taken[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) taken[i] = packs[v + i * THREADS];
+        take<GENERAL>(call, sum, taken, first + v * WIDTH, THREADS * WIDTH);
+      });
+      if (!GRADIENT || twice) {
+        __syncwarp();
+        if (lane == 0) hopper::arrive(&state.empty[at.slot]);
+      }
+      at.advance(shape.slots);
+    }
+    sum = gather<A, GENERAL, WARPS>(state, sum, shape.cluster, rank, turn % 2, turn / 2);
+    const A log_sum = log_of(sum.sum);
+    if (rank == 0 && threadIdx.x == 0) store_row(call, row, target, sum, log_sum, picked);
+
+    if constexpr (GRADIENT) {
+      const RowGradient<A> gradient = row_gradient<GENERAL>(call, target, sum.maximum, log_sum, A(1), A(0));
+      T* const out = call.gradient + row * call.layout.classes;
+      const bool in_step = reinterpret_cast<uintptr_t>(out) % VECTOR_BYTES == place.phase * sizeof(T);
+      RingPosition second = twice ? at : start;
+      for (int i = 0; i < shape.chunks; ++i) {
+        const int chunk = twice ? shape.chunks - 1 - i : i;
+        const int first = place.begin + chunk * shape.chunk_vectors;
+        const int count = place.chunk_count(shape, chunk);
+        const Pack* const packs = ring + second.slot * shape.chunk_vectors;
+        if (twice) hopper::wait(&state.full[second.slot], second.parity);
+        if (in_step) {
+          write_vectors<GENERAL, THREADS>(call, gradient, out - place.phase, place, packs, first, count);
+        } else if (count > 0) {
+          const int64_t from = max(static_cast<int64_t>(first) * WIDTH - place.phase, int64_t(0));
+          const int64_t to = min(static_cast<int64_t>(first + count) * WIDTH - place.phase, call.layout.classes);
+          const T* const elements = reinterpret_cast<const T*>(packs) + (from + place.phase - int64_t(first) * WIDTH);
+          write_gradient<GENERAL, THREADS>(call, gradient, out, elements, from, static_cast<int>(to - from),
+                                           static_cast<int>(threadIdx.x));
+        }
+        __syncwarp();
+        if (lane == 0) hopper::arrive(&state.empty[second.slot]);
+        second.advance(shape.slots);
+      }
+      if (twice) at = second;
+    }
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace opgraft::cuda

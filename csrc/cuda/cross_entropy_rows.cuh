@@ -1,0 +1,169 @@
+// Cross entropy where the ring does not serve: short rows, devices before Hopper, and the backward from kept
+// statistics.
+//
+// rows: a group of threads (a warp for short rows, a block for long ones) reads its row twice, the second time from L1
+// or L2. backward: no sums are needed, so tiles of rows are independent; one read and one write of an element.
+#pragma once
+
+#include "cuda/cross_entropy.cuh"
+
+namespace opgraft::cuda {
+namespace {
+
+constexpr int ROWS_BLOCK = 256;
+
+template <typename A, bool GENERAL, int GROUP>
+__device__ __forceinline__ RowSum<A, GENERAL> group_merge(RowSum<A, GENERAL> own) {
+  own = warp_merge(own);
+  if constexpr (GROUP > 32) {
+    constexpr int WARPS = GROUP / 32;
+    __shared__ A shared[4][WARPS];
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    __syncthreads();
+    if (lane == 0) {
+      shared[0][warp] = own.maximum;
+      shared[1][warp] = own.sum;
+      if constexpr (GENERAL) {
+        shared[2][warp] = own.weighted;
+        shared[3][warp] = own.weights;
+      }
+    }
+    __syncthreads();
+    own = RowSum<A, GENERAL>();
+    if (lane < WARPS) {
+      own.maximum = shared[0][lane];
+      own.sum = shared[1][lane];
+      if constexpr (GENERAL) {
+        own.weighted = shared[2][lane];
+        own.weights = shared[3][lane];
+      }
+    }
+    own = warp_merge(own);
+  }
+  return own;
+}
+
+template <typename T, bool GRADIENT, bool GENERAL, int GROUP>
+__global__ void __launch_bounds__(ROWS_BLOCK) cross_entropy_rows(const __grid_constant__ CrossEntropyCall<T> call) {
+  using A = DeviceAccumulate<T>;
+  constexpr int WIDTH = VECTOR_WIDTH<T>;
+  const int thread = threadIdx.x % GROUP;
+  const int64_t classes = call.layout.classes;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (ROWS_BLOCK / GROUP);
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * (ROWS_BLOCK / GROUP) + threadIdx.x / GROUP;
+       row < call.layout.rows; row += step) {
+    const T* const begin = call.logits + call.layout.begin(row);
+    const int64_t target = call.target_of(row);
+    A picked = A(0);
+    if (thread == 0) picked = picked_of<GENERAL>(call, begin, target);
+
+    RowSum<A, GENERAL> sum;
+    const int phase = static_cast<int>(reinterpret_cast<uintptr_t>(begin) % VECTOR_BYTES / sizeof(T));
+    const T* const boundary = begin - phase;
+    const int64_t vectors = (classes + phase + WIDTH - 1) / WIDTH;
+    for (int64_t v = thread; v < vectors; v += GROUP) {
+      const int64_t column = v * WIDTH - phase;
+      Vector<T, WIDTH> packs[1];
+      if (column >= 0 && column + WIDTH <= classes) {
+        packs[0] = *reinterpret_cast<const Vector<T, WIDTH>*>(boundary + v * WIDTH);
+      } else {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) {
+          const bool inside = column + i >= 0 && column + i < classes;
+          packs[0].lane[i] = inside ? begin[column + i] : narrow<T>(-INFINITY);
+        }
+      }
+      take<GENERAL>(call, sum, packs, column, 0);
+    }
+    sum = group_merge<A, GENERAL, GROUP>(sum);
+    const A log_sum = log_of(sum.sum);
+    if (thread == 0) store_row(call, row, target, sum, log_sum, picked);
+    if constexpr (GRADIENT) {
+      const RowGradient<A> gradient = row_gradient<GENERAL>(call, target, sum.maximum, log_sum, A(1), A(0));
+      write_gradient<GENERAL, GROUP>(call, gradient, call.gradient + row * classes, begin, 0, static_cast<int>(classes),
+                                     thread);
+    }
+  }
+}
+
+constexpr int TILE_ELEMENTS = 8192;
+
+template <typename T, bool GENERAL>
+__global__ void __launch_bounds__(ROWS_BLOCK) cross_entropy_backward(const __grid_constant__ CrossEntropyCall<T> call) {
+  using A = DeviceAccumulate<T>;
+  if (call.skip_if_one && *call.grad_loss == A(1)) return;
+  const int64_t classes = call.layout.classes;
+  const int64_t parts = (classes + TILE_ELEMENTS - 1) / TILE_ELEMENTS;
+  for (int64_t tile = blockIdx.x; tile < call.layout.rows * parts; tile += gridDim.x) {
+    const int64_t row = tile / parts;
+    const int64_t first = tile % parts * TILE_ELEMENTS;
+    const A grad_loss = call.grad_loss == nullptr ? A(0) : call.grad_loss[call.grad_per_row ? row : 0];
+    const A grad_lse = call.grad_lse == nullptr ? A(0) : call.grad_lse[row];
+    const RowGradient<A> gradient = row_gradient<GENERAL>(call, call.target_of(row), call.statistics[row],
+                                                          call.statistics[call.layout.rows + row], grad_loss, grad_lse);
+    const int64_t elements = min(classes - first, static_cast<int64_t>(TILE_ELEMENTS));
+    write_gradient<GENERAL, ROWS_BLOCK>(call, gradient, call.gradient + row * classes,
+                                        call.logits + call.layout.begin(row) + first, first, static_cast<int>(elements),
+                                        static_cast<int>(threadIdx.x));
+  }
+}
+
+constexpr int SUM_BLOCK = 1024;
+
+__device__ __forceinline__ double block_sum(double own) {
+  __shared__ double shared[SUM_BLOCK / 32];
+#pragma unroll
+  for (int by = 16; by > 0; by /= 2) own += __shfl_xor_sync(FULL_WARP, own, by);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
+  __syncthreads();
+  own = shared[threadIdx.x % 32];
+#pragma unroll
+  for (int by = 16; by > 0; by /= 2) own += __shfl_xor_sync(FULL_WARP, own, by);
+  return own;
+}
+
+// One block. The mean's denominators, from the targets; and the mean class weight, for smoothing. In double, always in
+// the same order.
+template <typename T>
+__global__ void __launch_bounds__(SUM_BLOCK)
+    measure_targets(const CrossEntropyCall<T> call, bool mean, DeviceAccumulate<T>* scales) {
+  using A = DeviceAccumulate<T>;
+  if (call.skip_if_one && *call.grad_loss == A(1)) return;
+  double weights = 0, kept = 0, all = 0;
+  if (mean) {
+#pragma unroll 8
+    for (int64_t row = threadIdx.x; row < call.layout.rows; row += SUM_BLOCK) {
+      const int64_t target = call.target_of(row);
+      if (target == call.ignore_index) continue;
+      kept += 1;
+      if (call.weight != nullptr && valid_target(call, target)) weights += call.weight[target];
+    }
+    kept = block_sum(kept);
+    weights = call.weight == nullptr ? kept : block_sum(weights);
+  }
+  if (call.weight != nullptr && call.smoothing != A(0)) {
+#pragma unroll 8
+    for (int64_t c = threadIdx.x; c < call.layout.classes; c += SUM_BLOCK) all += call.weight[c];
+    all = block_sum(all);
+  }
+  if (threadIdx.x == 0) {
+    scales[LOSS_SCALE] = static_cast<A>(mean ? 1 / weights : 1);
+    scales[Z_SCALE] = static_cast<A>(mean ? 1 / kept : 1);
+    scales[MEAN_WEIGHT] = static_cast<A>(all / static_cast<double>(call.layout.classes));
+  }
+}
+
+// One block. The mean of no rows is NaN, as torch has it.
+template <typename A>
+__global__ void __launch_bounds__(SUM_BLOCK) sum_losses(const A* losses, int64_t rows, const A* scales, A* out) {
+  double own = 0;
+#pragma unroll 8
+  for (int64_t row = threadIdx.x; row < rows; row += SUM_BLOCK) own += losses[row];
+  own = block_sum(own);
+  if (threadIdx.x == 0) *out = scales != nullptr && isinf(scales[Z_SCALE]) ? A(NAN) : static_cast<A>(own);
+}
+
+}  // namespace
+}  // namespace opgraft::cuda
