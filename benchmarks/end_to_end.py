@@ -129,12 +129,64 @@ def gnn() -> Built:
     return model, (random(nodes, width), source, target)
 
 
+class Norm(nn.Module):
+    """The op as an RMS norm that rounds as transformers' Llama does."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.variance_epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return opgraft.rms_norm(x, self.weight, self.eps, cast_before_weight=True)
+
+
+def llama_norms() -> Built:
+    """transformers' Llama, prefill, with the op as every RMS norm: what stands around them is mostly fusible."""
+    from transformers import LlamaConfig, LlamaModel
+
+    torch.manual_seed(0)
+    width, layers, tokens = (1024, 4, 2048) if CUDA else (128, 2, 64)
+    config = LlamaConfig(
+        hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=8,
+        num_key_value_heads=8, vocab_size=1024, use_cache=False,
+    )  # fmt: skip
+    model = LlamaModel(config).to(device=DEVICE, dtype=DTYPE)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child).__name__ == "LlamaRMSNorm":
+                setattr(parent, name, Norm(child))
+    return model, {"input_ids": torch.randint(0, 1024, (2, tokens), device=DEVICE)}
+
+
+class Head(nn.Module):
+    """The end of a language model: logits and their loss."""
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss = opgraft.cross_entropy(self.head(self.norm(hidden)), labels)
+        assert isinstance(loss, torch.Tensor)
+        return loss
+
+
+def loss_head() -> Built:
+    """A norm, the product with a large vocabulary, and the op as the loss."""
+    torch.manual_seed(0)
+    width, vocabulary, tokens = (2048, 128256, 8192) if CUDA else (64, 4096, 256)
+    model = Head(width, vocabulary).to(device=DEVICE, dtype=DTYPE)
+    return model, (random(tokens, width), torch.randint(0, vocabulary, (tokens,), device=DEVICE))
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
     build: Callable[[], Built]
     train: bool = False
     mode: str | None = None
+    op: str = "opgraft::gelu"
 
     @property
     def title(self) -> str:
@@ -145,6 +197,8 @@ _BUILDS = (mlp_tiny, mlp_small, mlp_medium, mlp_large, llama, vit, convnet, gnn)
 CASES = (
     *(Case(b.__name__, b) for b in _BUILDS),
     *(Case(b.__name__, b, train=True) for b in (mlp_small, mlp_large, llama, vit, gnn)),
+    *(Case("llama_norms", llama_norms, train=train, op="opgraft::rms_norm") for train in (False, True)),
+    Case("loss_head", loss_head, op="opgraft::cross_entropy"),
     *(Case(b.__name__, b, mode="reduce-overhead") for b in (_BUILDS if CUDA else ())),
 )
 
@@ -176,12 +230,12 @@ def run(case: Case, seconds: float, processes: int, short: bool) -> Line:
         if short:
             model, inputs = case.build()
             report = compare(
-                model, inputs, ["opgraft::gelu"], arms=["op"], train=case.train, seconds=seconds,
+                model, inputs, [case.op], arms=["op"], train=case.train, seconds=seconds,
                 compile_options=options, predict=True,
             )  # fmt: skip
         else:
             report = compare_file(
-                f"{__file__}:{case.name}", ["opgraft::gelu"], arms=["op"], train=case.train, seconds=seconds,
+                f"{__file__}:{case.name}", [case.op], arms=["op"], train=case.train, seconds=seconds,
                 compile_options=options, predict=True, processes=processes,
             )  # fmt: skip
     except Exception as error:  # one case must not end the suite

@@ -1,14 +1,9 @@
 """The sequence ops alone: time against the compiled reference and against published kernels, and share of a copy.
 
-<<<<<<< HEAD
 python benchmarks/ops.py [--device cuda] [--dtype bfloat16] [--no-compile] [--no-peers] [--peer-sources DIR]
                          [--large-only] [linear_scan causal_conv1d selective_scan]
 python benchmarks/ops.py [...] rms_norm add_rms_norm rms_norm_fp8 add_rms_norm_fp8 silu_mul_fp8      (see row_ops.py)
-=======
-python benchmarks/ops.py [--device cuda] [--dtype bfloat16] [--no-compile] [OP ...]
-
-OPs are linear_scan, causal_conv1d, selective_scan and cross_entropy (benchmarks/cross_entropy.py, with its peers).
->>>>>>> ce
+python benchmarks/ops.py [...] cross_entropy                                                      (see cross_entropy.py)
 
 Every result, ours and the others', is checked before anything is timed: ours against the reference in float64, the
 others' against ours. The compiled arm is the best of several settings. On a GPU inputs rotate through several sets, and
@@ -275,28 +270,19 @@ def main() -> None:
         published.build(given.peer_sources)
     machine = measure_machine(device, dtype)
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-<<<<<<< HEAD
     print(
         f"{where}, torch {torch.__version__}, opgraft {opgraft.__version__}, {dtype}, "
         f"copy {machine.copied / 1e9:.0f} GB/s, {machine.exponentials / 1e12:.2f} T exponentials/s"
     )
-    rows = [name for name in given.ops if name in row_ops.NAMES]
-    if rows:
-        row_ops.run(rows, device, dtype, machine.copied, compile=not given.no_compile)
-        given.ops = [name for name in given.ops if name not in rows]
-=======
     if "cross_entropy" in given.ops:
         import cross_entropy
 
         given.ops.remove("cross_entropy")
         cross_entropy.run(device, dtype, not given.no_compile)
-        if not given.ops:
-            return
-    source = torch.randn(2**27 if device.type == "cuda" else 2**22, device=device).to(dtype)
-    target = torch.empty_like(source)
-    copied = 2 * source.numel() * source.element_size() / seconds(lambda i: target.copy_(source), device)
-    print(f"{where}, torch {torch.__version__}, opgraft {opgraft.__version__}, {dtype}, copy {copied / 1e9:.0f} GB/s")
->>>>>>> ce
+    rows = [name for name in given.ops if name in row_ops.NAMES]
+    if rows:
+        row_ops.run(rows, device, dtype, machine.copied, compile=not given.no_compile)
+        given.ops = [name for name in given.ops if name not in rows]
     for name in given.ops:
         check(name, dtype, device)
     shapes = GPU_SHAPES[: 1 if given.large_only else 2] if device.type == "cuda" else (CPU_SHAPE,)

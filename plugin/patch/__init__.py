@@ -48,8 +48,8 @@ def patch(model: nn.Module) -> Report:
     by what they compute (Llama, Qwen, Mistral, Gemma and alike); for training, prefill and decoding with a cache, in
     eager and under ``torch.compile(fullgraph=True)``, where the norms stay the compiler's. The functions of the
     mixers belong to transformers' modules, so every model of the same class in this process changes with this one.
-    Known as well is the loss of causal and masked language models (Llama, Qwen, Mistral, Gemma and whatever computes the
-    same).
+    Known as well is the loss of causal and masked language models (Llama, Qwen, Mistral, Gemma and whatever computes
+    the same).
 
     Every kind of module that is changed is run before and after on a small random input of the module's device and
     dtype: outputs and gradients that disagree by more than the dtype's rounding put the original back, and the report
