@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
     wait_copies<STAGES - 2>();
     // The slot of the row before is free: all that was read of it has been used.
     if constexpr (!PATIENT) fetch(row + (STAGES - 1) * teams, stage == 0 ? STAGES - 1 : stage - 1);
-    // A group whose rows are out, in the last round. Where warps hold several groups it goes on, with zeros: the shuffles
-    // take whole warps.
+    // A group whose rows are out, in the last round. Where warps hold several groups it goes on, with zeros: the
+    // shuffles take whole warps.
     const bool live = row < in.rows;
     if (!live && threads >= 32) continue;
     Words<T, WIDTH> x[VECTORS], grad[VECTORS];
