@@ -121,7 +121,8 @@ def language(name: str, *, loss: bool = False, **own: Any) -> Builder:
         common = {
             "llama": {
                 "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 4 * width,
-                "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads, "use_cache": False,
+                "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads,
+                "use_cache": False,
             },
             "bert": {
                 "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 4 * width,

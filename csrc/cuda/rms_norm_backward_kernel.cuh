@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
     if constexpr (CLUSTERED) reduce_cluster(sums, blocks, cluster_slots[parity]);
     // Not the fast one, though results are of 16 bits: ptxas then unpacks the rows before the sums are there, and
     // spills.
-    const float scale = inverse_root<float>(sums[0], in.length, in.eps);
+    // A row that is not there has no share, also where eps is zero.
+    const float scale = live ? inverse_root<float>(sums[0], in.length, in.eps) : 0.0f;
     const float pull = scale * scale * scale * sums[1] / length;
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k) {
