@@ -186,7 +186,8 @@ def backward_samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
     """The forward's samples, with and without a gradient of the sum; gradients dense, expanded or permuted."""
     maker = Maker(device, dtype, seed=7)
     for index, sample in enumerate(samples(device, dtype)):
-        x, residual, weight, eps, offset, _ = (*sample.args, *(None, 1e-6, 0.0, False)[len(sample.args) - 2 :])
+        filled: tuple[Any, ...] = (*sample.args, *(None, 1e-6, 0.0, False)[len(sample.args) - 2 :])
+        x, residual, weight, eps, offset, _ = filled
         more = maker.normal(*x.shape) if index % 3 or sample.family else None
         args = (maker.normal(*x.shape), more, (x + residual).contiguous(), weight, eps, offset)
         yield Sample(sample.name, args, family=sample.family)

@@ -121,7 +121,7 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
         residual = maker.normal(*x.shape)
         if index % 2 and x.dim() > 1:
             residual = residual.transpose(0, 1).contiguous().transpose(0, 1)
-        more = (eps_for(x), (0.0, 1.0)[index % 2], bool(index % 4 == 1), *without_sum.options(index))
+        more: tuple[Any, ...] = (eps_for(x), (0.0, 1.0)[index % 2], bool(index % 4 == 1), *without_sum.options(index))
         yield Sample(name, (x, residual, weight, *more))
     for rows, length in ((4, 133), (7, 265), (19, 640)):
         pair, more = (maker.normal(rows, length), maker.normal(rows, length)), (1e-6, 0.0, False, BLOCK)

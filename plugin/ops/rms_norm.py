@@ -187,7 +187,8 @@ def backward_samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
     """The forward's samples, with incoming gradients that are dense, expanded or permuted."""
     maker = Maker(device, dtype, seed=4)
     for sample in samples(device, dtype):
-        x, weight, eps, offset, _ = (*sample.args, *(None, 1e-6, 0.0, False)[len(sample.args) - 1 :])
+        filled: tuple[Any, ...] = (*sample.args, *(None, 1e-6, 0.0, False)[len(sample.args) - 1 :])
+        x, weight, eps, offset, _ = filled
         yield Sample(sample.name, (maker.normal(*x.shape), x, weight, eps, offset), family=sample.family)
     x, weight = maker.normal(6, 16), maker.normal(16)
     yield Sample("gradient of a sum", (maker.normal().expand(6, 16), x, weight, 1e-6, 1.0))

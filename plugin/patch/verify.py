@@ -46,7 +46,7 @@ def _input(module: nn.Module) -> torch.Tensor | None:
     recurrent = getattr(module, "recurrent_param", None)
     if width is None and isinstance(recurrent, torch.Tensor):
         width = recurrent.shape[0]
-    parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
+    parameter: torch.Tensor | None = next((p for p in module.parameters() if p.is_floating_point()), None)
     if width is None and next(module.children(), None) is None:  # a norm
         width = PLAIN_WIDTH if parameter is None else parameter.shape[0]
         parameter = torch.empty(0) if parameter is None else parameter
