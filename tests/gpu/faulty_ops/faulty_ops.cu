@@ -26,7 +26,10 @@ cudaStream_t current_stream(const Tensor& x) {
 
 unsigned blocks_for(int64_t elements) { return static_cast<unsigned>((elements + THREADS - 1) / THREADS); }
 
-const float* in(const Tensor& x) { return static_cast<const float*>(x.const_data_ptr()); }
+const float* in(const Tensor& x) {
+  STD_TORCH_CHECK(x.scalar_type() == torch::headeronly::ScalarType::Float, "x must be float32");
+  return static_cast<const float*>(x.const_data_ptr());
+}
 float* out(Tensor& y) { return static_cast<float*>(y.mutable_data_ptr()); }
 
 __global__ void twice(int64_t n, const float* x, float* y) {
