@@ -16,7 +16,7 @@ demo: setup ## the main job on a real compiled model, with a report at the end
 	@$(BIN)/python examples/demo.py
 
 test: setup $(BIN)/.test ## the whole suite
-	@$(BIN)/python -m pytest $(ARGS)
+	@tools/test $(BIN)/python $(ARGS)
 
 test-short: setup $(BIN)/.test ## the part of the suite that also runs on a second torch
 	@$(BIN)/python -m pytest -m core $(ARGS)

@@ -65,7 +65,8 @@ def test_every_norm_of_a_model_is_found_and_its_meaning_read(family: str) -> Non
     offset, cast = FAMILIES[family]
     report = opgraft.patch(model)
     try:
-        assert len(report.changes) == len(_norms(model)), str(report)
+        changed = [change for change in report.changes if change.replaced == ("forward",)]
+        assert len(changed) == len(_norms(model)), str(report)
         assert all("forward" in vars(norm) for norm in _norms(model))
     finally:
         report.undo()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -124,8 +125,15 @@ def test_ctrl_c_ends_with_the_report(tmp_path: Path) -> None:
         "out.json",
         "program.py",
     ]
+    # A shell starts what runs in its background deaf to Ctrl-C, tests included: the program is not to be.
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     running = subprocess.Popen(
-        command, cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        command,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=heard,
     )
     for _ in range(900):
         if (tmp_path / "ready").exists():
