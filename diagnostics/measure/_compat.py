@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -155,3 +156,36 @@ def cuda_graph_counts() -> tuple[int, int]:
         return int(found["cudagraph_partitions"]), int(found["cudagraph_skips"])
     except Exception:
         return 0, 0
+
+
+def hold_stream(seconds: float, device: Any) -> bool:
+    """Keeps the current stream of a GPU busy for about ``seconds`` without memory traffic; False where torch cannot."""
+    spin = getattr(torch.cuda, "_sleep", None)
+    if spin is None:
+        return False
+    with torch.cuda.device(device):
+        spin(int(seconds * _spin_rate(spin, device)))
+    return True
+
+
+@functools.cache
+def _spin_rate(spin: Callable[[int], None], device: Any) -> float:
+    """Cycles that a spinning kernel counts in a second, at the clock of the moment."""
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    cycles = 2_000_000
+    spin(cycles)
+    first.record()
+    spin(cycles)
+    last.record()
+    torch.cuda.synchronize(device)
+    return cycles / max(1e-6, float(first.elapsed_time(last)) * 1e-3)
+
+
+def layout_check() -> Callable[..., Any]:
+    """What generated code calls on the result of an op that it does not know; does nothing where torch has none."""
+    try:
+        from torch._C._dynamo.guards import assert_size_stride
+
+        return assert_size_stride
+    except ImportError:
+        return lambda tensor, size, stride: None

@@ -10,6 +10,7 @@ import torch
 
 import opgraft
 from opgraft.diagnostics.measure import (
+    apart,
     call_overhead,
     invalid_measurement,
     kernel_not_run,
@@ -50,6 +51,8 @@ def report_of(
     found = outcome.intervals(readings)
     noise = found.get(TWIN)
     effects = [i.mde for name, i in found.items() if name not in (TWIN, "eager")]
+    if facts is not None:
+        facts = apart.with_times(facts, [r.apart for r in readings])
     ledgers = make_ledgers(rows, facts, first)
     on_gpu = first.device.startswith("cuda")
     comparison = Comparison(

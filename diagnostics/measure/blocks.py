@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,9 +20,10 @@ from opgraft.diagnostics.measure.environment import Conditions, Probe
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds a step of each arm: the sample on the way out and the one on the way back."""
+    """Seconds a step of each arm, and of those the host's: the sample on the way out and the one on the way back."""
 
     seconds: dict[str, tuple[float, float]]
+    host: dict[str, tuple[float, float]] = {}
     conditions: Conditions = Conditions()
 
     def log(self, arm: str) -> float:
@@ -43,6 +45,11 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
     def seconds(self, arm: str) -> list[float]:
         return [math.exp(b.log(arm)) for b in self.blocks if arm in b.seconds]
+
+    def host_share(self, arm: str) -> float | None:
+        """What the host needed to issue the steps over what they took: the median of the blocks."""
+        shares = [sum(b.host[arm]) / sum(b.seconds[arm]) for b in self.blocks if arm in b.host]
+        return statistics.median(shares) if shares else None
 
 
 def run_blocks(
@@ -79,13 +86,13 @@ def run_blocks(
         order = [arm for arm in arms if len(blocks) < least or arm.name not in occasional]
         shuffle.shuffle(order)
         before = {arm.name: _graphs(arm) for arm in order}
-        taken: dict[str, list[float]] = {arm.name: [] for arm in order}
+        taken: dict[str, list[clock.Sample]] = {arm.name: [] for arm in order}
         if probe is not None:
             probe.begin()
         for arm in [*order, *reversed(order)]:
             with arm.installed():
                 assert arm.step is not None
-                taken[arm.name].append(clock.sample(arm.step, steps[arm.name], device))
+                taken[arm.name].append(clock.timed(arm.step, steps[arm.name], device))
         conditions = probe.end() if probe is not None else Conditions()
         again = [arm.name for arm in order if _graphs(arm) > before[arm.name]]
         for name in again:
@@ -96,7 +103,13 @@ def run_blocks(
         if (again or conditions.throttled) and not hopeless and now < deadline + 30:
             dropped += 1
             continue
-        blocks.append(Block(seconds={n: (t[0], t[1]) for n, t in taken.items()}, conditions=conditions))
+        blocks.append(
+            Block(
+                seconds={n: (t[0].seconds, t[1].seconds) for n, t in taken.items()},
+                host={n: (t[0].host_seconds, t[1].host_seconds) for n, t in taken.items()},
+                conditions=conditions,
+            )
+        )
         if progress is not None:
             span = max(deadline - begin, 1e-9)
             progress(min(1.0, max((time.monotonic() - begin) / span, len(blocks) / most)))

@@ -52,7 +52,9 @@ def run(
     checking = True
     while done < processes:
         first = not found.readings and checking
-        task = msgspec.structs.replace(request, task="time", check=first, alone=first, seed=done, leave_out=out)
+        task = msgspec.structs.replace(
+            request, task="time", check=first, alone=first, apart=ledger, seed=done, leave_out=out
+        )
         stage = _part(tell, done, total, f"process {done + 1} of {processes}: ")
         answer = ask(task, Reading, limit=limit, progress=stage, fresh=fresh)
         if isinstance(answer, Reading):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from opgraft.diagnostics.measure import _compat
+
 # A sample has to be long against the resolution of the clock and the noise of one wake-up.
 SAMPLE_SECONDS = {"cuda": 0.030, "cpu": 0.020}
+# A stream that has to be held longer than this waits for something else than the host's launches.
+LONGEST_HOLD_SECONDS = 0.25
 
 
 def synchronize(device: torch.device) -> None:
@@ -17,8 +22,21 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Seconds a step, and of those what the host needed to issue it: all of them on a CPU."""
+
+    seconds: float
+    host_seconds: float
+
+
 def sample(step: Callable[[], Any], steps: int, device: torch.device) -> float:
-    """Seconds a step, over ``steps`` steps in a row.
+    """Seconds a step, over ``steps`` steps in a row."""
+    return timed(step, steps, device).seconds
+
+
+def timed(step: Callable[[], Any], steps: int, device: torch.device) -> Sample:
+    """Times ``steps`` steps in a row, by events on a GPU, and by the host's clock what it took to issue them.
 
     On a GPU one step more goes ahead of them, from an idle device: what the host needs until the first kernel runs is
     hidden behind it, as it is between the steps of a program that does not wait after each.
@@ -27,16 +45,49 @@ def sample(step: Callable[[], Any], steps: int, device: torch.device) -> float:
         begin = time.perf_counter_ns()
         for _ in range(steps):
             step()
-        return (time.perf_counter_ns() - begin) / steps * 1e-9
+        took = (time.perf_counter_ns() - begin) / steps * 1e-9
+        return Sample(took, took)
     torch.cuda.synchronize(device)
     step()
     first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     first.record()
+    begin = time.perf_counter_ns()
     for _ in range(steps):
         step()
+    issued = (time.perf_counter_ns() - begin) / steps * 1e-9
     last.record()
     torch.cuda.synchronize(device)
-    return float(first.elapsed_time(last)) / steps * 1e-3
+    return Sample(float(first.elapsed_time(last)) / steps * 1e-3, issued)
+
+
+def queued(step: Callable[[], Any], steps: int, device: torch.device, host_seconds: float) -> float | None:
+    """Seconds a step on the GPU alone: a spinning kernel holds the stream until the host has issued all ``steps``.
+
+    Nothing then waits for the host, and no profiler is in the way. None where the stream cannot be held for as long:
+    the step waits for the device itself, or it fills the device's queue.
+
+    Args:
+        host_seconds: what the host needs to issue a step.
+    """
+    hold = 2 * (steps + 1) * host_seconds + 0.5e-3
+    for _ in range(4):
+        torch.cuda.synchronize(device)
+        if not _compat.hold_stream(hold, device):
+            return None
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        step()
+        first.record()
+        for _ in range(steps):
+            step()
+        over = first.query()
+        last.record()
+        torch.cuda.synchronize(device)
+        if not over:
+            return float(first.elapsed_time(last)) / steps * 1e-3
+        hold *= 3
+        if hold > LONGEST_HOLD_SECONDS:
+            break
+    return None
 
 
 def steps_for(seconds: float, device: torch.device, target: float | None = None) -> int:

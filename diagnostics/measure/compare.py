@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
@@ -103,6 +104,7 @@ def compare(
     tell = progress or (lambda message, share: None)
     subject = subject_of(model, inputs, train=train, loss=loss, optimizer=optimizer, device=device)
     question = make_question(subject, ops, arms, raw, references, compile_options, seconds)
+    question = dataclasses.replace(question, apart=ledger or predict)
     timing = 0.6 if ledger or predict else 1.0
     reading = session.run(subject, question, lambda m, s: tell(m, timing * s), enough=_enough)
     facts = None

@@ -12,6 +12,7 @@ import msgspec
 from torch._ops import OpOverload
 
 from opgraft.diagnostics.measure import _compat
+from opgraft.diagnostics.measure.prices import Prices
 from opgraft.diagnostics.measure.sites import SiteBackend, is_custom
 from opgraft.registry import qualified_name
 
@@ -104,8 +105,11 @@ class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
         generated_us, op_us, library_us: kernel time by who wrote the kernel. Library is everything that is neither
             generated nor one of the ops: matrix products, attention, the optimiser.
         span_us: from the first kernel's start to the last one's end.
-        enqueue_us: host time to enqueue a step; on a CPU, time outside kernels.
+        enqueue_us: host time to issue a step from an idle device; on a CPU, the step.
+        queued_us: a step on the GPU alone, issued ahead and without the profiler; 0 where that cannot be had.
+        host_share: what the host needed to issue the timed steps, as a share of what they took; 0 where unknown.
         kernels: kernels a step, of each sort.
+        launches, replays: calls a step with which the host starts GPU work, and those of them that replay a CUDA graph.
         saved_bytes: memory that forward leaves for backward.
         partitions, skips: CUDA-graph segments that a graph was cut into, and graphs that none was recorded for.
     """
@@ -119,7 +123,11 @@ class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
     span_us: float = 0.0
     enqueue_us: float = 0.0
     step_us: float = 0.0
+    queued_us: float = 0.0
+    host_share: float = 0.0
     kernels: dict[str, float] = {}
+    launches: float = 0.0
+    replays: float = 0.0
     saved_bytes: int = 0
     partitions: int = 0
     skips: int = 0
@@ -154,13 +162,25 @@ class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FactsReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of all arms, of the references alone, and the op alone timed in the same process."""
+    """The facts of all arms, of the references alone, and the op alone timed in the same process.
+
+    Attributes:
+        alone_us: a step's calls of each form with a cold cache; ``in_place_us`` the same with their inputs as warm as
+            the step leaves them.
+        host_us_per_call: host time of a call as compiled code makes it.
+        prices: what a kernel takes that only moves bytes.
+        calls: calls a step, of the model's forward alone.
+    """
 
     arms: tuple[ArmFacts, ...] = ()
     reference: ArmFacts | None = None
     alone_us: dict[str, float] = {}
+    in_place_us: dict[str, float] = {}
+    alone_launches: dict[str, float] = {}
     host_us_per_call: float = 0.0
+    host_us_per_launch: float = 0.0
     copy_bytes_per_second: float = 0.0
+    prices: Prices = Prices()
     ideal_bytes: int = 0
     calls: int = 0
     degraded: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opgraft.diagnostics.measure import clock, statistics
+from opgraft.diagnostics.measure import _compat, clock, statistics
 from opgraft.diagnostics.measure.calls import Call
 from opgraft.diagnostics.measure.environment import last_level_cache_bytes
 from opgraft.diagnostics.measure.profile import record
@@ -159,12 +159,44 @@ def _kernel_times(
     return {name: (statistics.median(found), kernels[name]) for name, found in times.items()}
 
 
+def in_place_us(
+    functions: Mapping[str, Callable[..., Any]], call: Call, device: torch.device, train: bool
+) -> dict[str, float]:
+    """Kernel microseconds of a step's calls on one set of inputs, over and over; wall time on a CPU.
+
+    That is what a kernel takes behind the one that wrote its input, as far as the caches hold it.
+    """
+    runs = {name: [once(function, call, train)] * 8 for name, function in functions.items()}
+    for turns in runs.values():
+        turns[0]()
+    if device.type == "cuda":
+        return {name: us * call.count for name, (us, _) in _kernel_times(runs, device).items()}
+    return {name: us * call.count for name, us in _wall_times(runs, device, 0.1).items()}
+
+
 def host_us(function: Callable[..., Any], call: Call, device: torch.device, train: bool) -> float:
     """Host microseconds a call. On a GPU the call only enqueues; on a CPU give a call whose kernel is negligible."""
     turn = once(function, call, train)
     for _ in range(3):
         turn()
     return clock.enqueue_seconds(turn, device) * 1e6
+
+
+def compiled_call_us(function: Callable[..., Any], call: Call, device: torch.device) -> float:
+    """Host microseconds of a call as compiled code makes it: gradients are off, layouts of results are checked."""
+    check = _compat.layout_check()
+    with torch.no_grad():
+        outputs = tensors_in(function(*call.args, **call.kwargs))
+        layouts = [(t.size(), t.stride()) for t in outputs]
+
+        def turn() -> None:
+            result = function(*call.args, **call.kwargs)
+            for tensor, (size, stride) in zip((result,) if len(layouts) == 1 else result, layouts, strict=False):
+                check(tensor, size, stride)
+
+        for _ in range(3):
+            turn()
+        return clock.enqueue_seconds(turn, device) * 1e6
 
 
 def copy_bandwidth(device: torch.device) -> float:

@@ -8,11 +8,14 @@ calls, K(arm) - K(compiler) is the sum of
     lost fusion         generated(arm) - generated(compiler) + A(reference), copies taken out and named
     other kernels       library(arm) - library(compiler)
 
-The reference's own time is inside the compiler's generated kernels, so it is given back there. What host time leaves
-exposed is measured apart, and what then remains of the measured step is ``unexplained``: nothing is fitted to it.
+The reference's own time is inside the compiler's generated kernels, so it is given back there. What passes between
+kernels and what host time leaves exposed are measured apart, by other clocks than the step; what then remains of the
+measured step is ``unexplained``: nothing is fitted to it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from opgraft.diagnostics.measure.arms import BASELINE
 from opgraft.diagnostics.measure.facts import ArmFacts, FactsReading
@@ -20,6 +23,8 @@ from opgraft.diagnostics.model import Ledger, LedgerTerm
 
 # A step whose kernels run less than this share of it, and whose host time fills it, waits for launches.
 HOST_BOUND_BELOW = 0.7
+
+GAPS, HOST, HIDDEN = "gaps between kernels", "host time, exposed", "hidden behind the host"
 
 
 def make(
@@ -31,11 +36,10 @@ def make(
         baseline_us, arm_us: the steps as the interleaved blocks measured them.
     """
     base, own = facts.arm(BASELINE), facts.arm(arm)
-    if base is None or own is None or "op" not in facts.alone_us:
+    if base is None or own is None or "op" not in facts.alone_us or not base.kernel_us or not own.kernel_us:
         return None
-    # The steps were taken apart in another process than the one that timed them. Where that ran at another speed, its
-    # times are brought to the speed of the timed steps: both were taken without the profiler.
-    # Kernels of a GPU do not follow the speed of the host, and their clocks were kept the same.
+    # On a CPU the steps were taken apart in another process than the one that timed them. Where that ran at another
+    # speed, its times are brought to the speed of the timed steps: both were taken without the profiler.
     speed = baseline_us / base.step_us if base.step_us and not on_gpu else 1.0
     base, own = base.scaled(speed), own.scaled(arm_us / own.step_us if own.step_us and not on_gpu else 1.0)
     form = "raw" if arm == "raw" and "raw" in facts.alone_us else "op"
@@ -74,7 +78,10 @@ def make(
             detail="matrix products, optimiser: the same kernels at another speed",
         )
     )
-    terms.append(_host(own, base, arm_us, 0.0 if seen or on_gpu else alone, on_gpu))
+    if on_gpu:
+        terms += _idle(own, base, baseline_us, arm_us, facts)
+    else:
+        terms.append(_outside(own, base, arm_us, 0.0 if seen else alone))
     if breaks:
         terms.append(
             LedgerTerm(
@@ -184,31 +191,88 @@ def _fusion(
     )
 
 
-def exposed_us(facts: ArmFacts, on_gpu: bool) -> tuple[float, bool]:
-    """Time of a step in which no kernel runs, and whether the host is what it waits for.
+@dataclass(frozen=True)
+class Waits:
+    """Microseconds of a step in which no kernel runs: between kernels, and for the host. ``bound``: it is the host
+    that sets the pace."""
 
-    On a GPU that is busy, gaps between kernels come from the records. On one that waits, the profiler would stretch the
-    gaps: host time to enqueue a step, taken without it, less kernel time is what is exposed.
+    gaps: float
+    host: float
+    bound: bool
+
+
+def waits(facts: ArmFacts, step_us: float, on_gpu: bool) -> Waits:
+    """What a step spends outside kernels, from clocks that do not see each other.
+
+    On a GPU the step was taken on the device alone as well: issued ahead and without the profiler. What that is longer
+    than its kernels passes between them; what the host needs beyond it to issue a step is exposed, since steps in a row
+    take the longer of the two. Where a step cannot be issued ahead (it waits for the device itself), the records of the
+    profiler say, which stretches what the host does: a step that it fills is taken to wait for it.
     """
-    gaps = max(0.0, facts.span_us - facts.kernel_us)
     if not on_gpu:
-        return gaps, False
+        return Waits(0.0, max(0.0, facts.span_us - facts.kernel_us), False)
+    host = facts.host_share * step_us if facts.host_share else facts.enqueue_us
+    if facts.queued_us > 0:
+        # From an idle device the host is never held up by a full queue, as it may be over many steps.
+        bound = min(host, facts.enqueue_us) > facts.queued_us
+        return Waits(facts.queued_us - facts.kernel_us, max(0.0, host - facts.queued_us) if bound else 0.0, bound)
     if facts.kernel_us < HOST_BOUND_BELOW * facts.step_us and facts.enqueue_us > 0.9 * facts.step_us:
-        return facts.enqueue_us - facts.kernel_us, True
-    return min(gaps, max(0.0, facts.step_us - facts.kernel_us)), False
+        return Waits(0.0, max(0.0, host - facts.kernel_us), True)
+    gaps = max(0.0, facts.span_us - facts.kernel_us)
+    return Waits(min(gaps, max(0.0, facts.step_us - facts.kernel_us)), 0.0, False)
 
 
-def _host(own: ArmFacts, base: ArmFacts, arm_us: float, unrecorded: float, on_gpu: bool) -> LedgerTerm:
-    mine, mine_bound = exposed_us(own, on_gpu)
-    theirs, theirs_bound = exposed_us(base, on_gpu)
-    busy = (own.kernel_us + unrecorded) / arm_us
-    if not on_gpu:
-        detail = "time outside kernels: Python, guards, dispatch"
-    elif mine_bound or theirs_bound:
-        which = "both arms" if mine_bound and theirs_bound else own.name if mine_bound else BASELINE
-        detail = f"host-bound ({which}): kernels run {busy:.0%} of the step"
-    else:
-        detail = f"GPU-bound, kernels run {busy:.0%} of the step: launches are hidden, gaps between kernels remain"
+def _idle(own: ArmFacts, base: ArmFacts, baseline_us: float, arm_us: float, facts: FactsReading) -> list[LedgerTerm]:
+    """Terms of a GPU's step for the time in which no kernel runs."""
+    mine, theirs = waits(own, arm_us, True), waits(base, baseline_us, True)
+    launches = sum(own.kernels.values()) - sum(base.kernels.values())
+    terms = [
+        LedgerTerm(
+            name=GAPS,
+            us_per_step=mine.gaps - theirs.gaps,
+            how="measured",
+            detail="steps issued ahead, less their kernels" if own.queued_us > 0 else "from the profiler's records",
+            launches_per_step=round(launches),
+        )
+    ]
+    busy = own.kernel_us / arm_us
+    if not (mine.bound and theirs.bound and own.queued_us > 0 and base.queued_us > 0):
+        host = mine.host - theirs.host
+        if mine.bound or theirs.bound:
+            which = "both arms" if mine.bound and theirs.bound else own.name if mine.bound else BASELINE
+            detail = f"host-bound ({which}): kernels run {busy:.0%} of the step"
+        else:
+            detail = f"GPU-bound, kernels run {busy:.0%} of the step: launches are hidden"
+        return [*terms, LedgerTerm(name=HOST, us_per_step=host, how="measured", detail=detail)]
+    # Both wait for the host: then the host's time is the step, and what kernels and gaps cost does not show.
+    device = own.queued_us - base.queued_us
+    host = mine.host + own.queued_us - theirs.host - base.queued_us
+    called = f", a call of the op {facts.host_us_per_call:.1f} us of it" if facts.host_us_per_call else ""
+    terms.append(
+        LedgerTerm(
+            name=HOST,
+            us_per_step=host,
+            how="measured",
+            detail=f"host-bound (both arms): kernels run {busy:.0%} of the step; {launches:+.0f} launches{called}",
+            launches_per_step=round(own.launches - base.launches),
+        )
+    )
+    terms.append(
+        LedgerTerm(
+            name=HIDDEN,
+            us_per_step=-device,
+            how="measured",
+            detail="kernels and gaps above, which run while the host is not ready yet",
+        )
+    )
+    return terms
+
+
+def _outside(own: ArmFacts, base: ArmFacts, arm_us: float, unrecorded: float) -> LedgerTerm:
+    """The term of a CPU's step for the time outside operators and generated kernels."""
     return LedgerTerm(
-        name="host time and gaps, exposed", us_per_step=mine - unrecorded - theirs, how="measured", detail=detail
+        name=HOST,
+        us_per_step=waits(own, arm_us, False).host - unrecorded - waits(base, arm_us, False).host,
+        how="measured",
+        detail="time outside kernels: Python, guards, dispatch",
     )

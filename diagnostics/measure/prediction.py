@@ -1,7 +1,12 @@
 """The step foretold: from the compiler's arm, the op alone, and the op's compiled graph, without timing that graph.
 
-    step(op) = step(compiler) + [A(op) - A(reference)] + lost bytes / copy rate + kernels added * launch, where exposed
+The GPU's own time and the host's are foretold apart, and the step takes the longer of the two:
 
+    device(op) = device(compiler) + [A(op) - A(reference)] + price(generated kernels of op) - price(those of compiler)
+                 + price(those of the reference) + gap * (kernels of op - kernels of reference)
+    host(op)   = host(compiler) + calls * host time of a call + other launches added * host time of a launch
+
+A price is what a kernel takes that only moves as many bytes. On a CPU nothing hides anything, and the two are a sum.
 It explains and it warns early; it concludes nothing. The measured step stands beside it wherever both are known.
 """
 
@@ -11,7 +16,7 @@ from collections.abc import Sequence
 
 from opgraft.diagnostics.measure.arms import BASELINE
 from opgraft.diagnostics.measure.facts import ArmFacts, FactsReading
-from opgraft.diagnostics.measure.ledger import exposed_us, lost_bytes
+from opgraft.diagnostics.measure.ledger import lost_bytes, waits
 from opgraft.diagnostics.model import ArmResult, Prediction
 
 
@@ -20,6 +25,8 @@ def predict(rows: Sequence[ArmResult], facts: FactsReading, *, on_gpu: bool) -> 
     baseline = next((r for r in rows if r.name == BASELINE), None)
     base, own = facts.arm(BASELINE), next((a for a in facts.arms if a.name == "op"), None)
     if baseline is None or baseline.step_us is None or base is None or own is None or "op" not in facts.alone_us:
+        return ()
+    if not base.kernel_us:
         return ()
     row = next((r for r in rows if r.name == "op"), None)
     measured = baseline.step_us / row.ratio if row is not None and row.ratio else None
@@ -33,15 +40,36 @@ def predict(rows: Sequence[ArmResult], facts: FactsReading, *, on_gpu: bool) -> 
 
 def step_us(baseline_us: float, base: ArmFacts, own: ArmFacts, facts: FactsReading, *, on_gpu: bool) -> float:
     """Microseconds a step with the op. Of the op's arm only the graph is used: its kernels and their bytes."""
-    alone = facts.alone_us["op"] - facts.alone_us[BASELINE]
-    rate = facts.copy_bytes_per_second
-    fusion = lost_bytes(own, base, facts.reference) / rate * 1e6 if rate else 0.0
+    times = facts.in_place_us if "op" in facts.in_place_us else facts.alone_us
+    kernels = times["op"] - times[BASELINE] + fusion_us(own, base, facts)
     added = own.count() - base.count()
-    # Where the host is what the step waits for, a call of the op costs what it was measured to, and any other launch
-    # what one costs in the baseline's own step; elsewhere both are hidden.
-    waits = exposed_us(base, on_gpu)[1] if on_gpu else base.kernel_us < base.step_us
-    if not waits:
-        return baseline_us + alone + fusion
-    each = max(0.0, base.step_us - base.kernel_us) / max(1.0, base.count())
-    boundary = facts.calls * facts.host_us_per_call + max(0.0, added - facts.calls) * each
-    return baseline_us + alone + fusion + (boundary if facts.host_us_per_call else added * each)
+    if not on_gpu:
+        # What a call adds beside its kernel is in its wall time alone; another launch costs what one does in the base.
+        outside = max(0.0, base.step_us - base.kernel_us) / max(1.0, base.count())
+        return baseline_us + kernels + max(0.0, added - own.count("op")) * outside
+    idle = waits(base, baseline_us, True)
+    seen = max(1.0, sum(base.kernels.values()))
+    launched = facts.alone_launches.get("op", 0.0) - facts.alone_launches.get(BASELINE, 0.0)
+    device = base.kernel_us + idle.gaps
+    more_device = kernels + idle.gaps / seen * launched
+    host = base.host_share * baseline_us if idle.bound and base.host_share else base.enqueue_us
+    # What a CUDA graph replays costs the host nothing a kernel.
+    by_hand = min(1.0, max(0.0, base.launches - base.replays) / seen) if base.launches else 1.0
+    calls = own.count("op")
+    more_host = (calls * facts.host_us_per_call + max(0.0, added - calls) * facts.host_us_per_launch) * by_hand
+    # The base's own two times say how its step comes about; what else is in it stays as it is.
+    return baseline_us + max(device + more_device, host + more_host) - max(device, host)
+
+
+def fusion_us(own: ArmFacts, base: ArmFacts, facts: FactsReading) -> float:
+    """What the generated kernels of the op's arm would take beyond the compiler's, the reference's own given back."""
+
+    def priced(arm: ArmFacts | None) -> float:
+        if arm is None:
+            return 0.0
+        return sum(facts.prices.us(n.bytes) * arm.executions(n.graph) for n in arm.nodes if n.kind == "generated")
+
+    if facts.prices.points:
+        return priced(own) - priced(base) + priced(facts.reference)
+    rate = facts.copy_bytes_per_second
+    return lost_bytes(own, base, facts.reference) / rate * 1e6 if rate else 0.0

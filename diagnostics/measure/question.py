@@ -21,6 +21,7 @@ class Question:
         raw: unregistered forms brought in beside the registered ops.
         seconds: time for the interleaved blocks of this process, in seconds.
         alone_seconds: time for the op alone.
+        apart: whether the steps are taken apart as well, where they are timed (on a GPU).
     """
 
     ops: tuple[str, ...]
@@ -33,5 +34,6 @@ class Question:
     alone_seconds: float = 2.0
     check: bool = True
     alone: bool = True
+    apart: bool = False
     most_blocks: int = 200
     seed: int = 0

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from opgraft.diagnostics.measure.blocks import Series
+from opgraft.diagnostics.measure.facts import ArmFacts
 from opgraft.diagnostics.model import Location
 
 
@@ -83,11 +84,12 @@ class AloneReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one process saw."""
+    """Everything that one process saw. ``apart`` has times of the arms' steps alone, none of the compiler's counts."""
 
     device: str
     arms: tuple[ArmReading, ...] = ()
     series: Series | None = None
+    apart: tuple[ArmFacts, ...] = ()
     alone: dict[str, dict[str, AloneReading]] = {}
     ideal_bytes: dict[str, int] = {}
     copy_bytes_per_second: float | None = None

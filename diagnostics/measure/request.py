@@ -36,6 +36,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     alone_seconds: float = 2.0
     check: bool = True
     alone: bool = True
+    apart: bool = False
     seed: int = 0
     most_blocks: int = 60
 
@@ -73,6 +74,7 @@ def question_for(request: Request, subject: Subject) -> Question:
         alone_seconds=request.alone_seconds,
         check=request.check,
         alone=request.alone,
+        apart=request.apart,
         seed=request.seed,
         most_blocks=request.most_blocks,
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import torch
 
-from opgraft.diagnostics.measure import blocks, checks, clock, isolated, values
+from opgraft.diagnostics.measure import apart, blocks, checks, clock, isolated, values
 from opgraft.diagnostics.measure.alone import time_alone
 from opgraft.diagnostics.measure.arms import BASELINE, Arm, Plan, make_arm, plan_arms
 from opgraft.diagnostics.measure.calls import Call
 from opgraft.diagnostics.measure.environment import Probe, describe
+from opgraft.diagnostics.measure.facts import ArmFacts
 from opgraft.diagnostics.measure.problems import NO_ROOM, failure, first_line, recompiles, throttled
 from opgraft.diagnostics.measure.profile import Profile, busy_us
 from opgraft.diagnostics.measure.question import Progress, Question
@@ -44,7 +46,8 @@ def run(
         errors, found = checks.check_values(alive, subject, question)
         problems += found
     calls: tuple[Call, ...] = ()
-    if question.alone or question.check:
+    takes_apart = question.apart and device.type == "cuda"
+    if question.alone or question.check or takes_apart:
         tell("recording the calls of the op", 0.4)
         calls = checks.recorded_calls(subject, question, problems)
     profiles = {arm.name: checks.profiled(arm, device) for arm in alive} if question.check else {}
@@ -61,6 +64,10 @@ def run(
         held = sum(b.conditions.throttled for b in series.blocks)
         if held:
             problems.append(throttled(held, len(series.blocks)))
+    parts: tuple[ArmFacts, ...] = ()
+    if takes_apart and series is not None:
+        tell("taking the steps apart", 0.9)
+        parts = take_apart(alive, subject, question, calls, series)
     alone: dict[str, dict[str, AloneReading]] = {}
     copy_rate = None
     ideal: dict[str, int] = {}
@@ -73,6 +80,7 @@ def run(
         device=str(device),
         arms=tuple(_reading(arm, errors, runs, profiles, timings, series) for arm in arms),
         series=series,
+        apart=parts,
         alone=alone,
         ideal_bytes=ideal,
         copy_bytes_per_second=copy_rate,
@@ -140,6 +148,19 @@ def time_arms(
         enough=enough,
         progress=lambda share: tell("timing", 0.5 + 0.4 * share),
     )
+
+
+def take_apart(
+    arms: Sequence[Arm], subject: Subject, question: Question, calls: Sequence[Call], series: blocks.Series
+) -> tuple[ArmFacts, ...]:
+    """The step of every compiled arm apart; nothing where the profiler does not work."""
+    compiled = [a for a in arms if a.plan.compiled and not a.plan.twin]
+    try:
+        kernels = apart.op_kernels(calls, question, subject.device, subject.train)
+        taken = apart.take(compiled, question, subject, kernels)
+    except Exception:  # a profiler that does not start takes the ledger away, not the measurement
+        return ()
+    return tuple(msgspec.structs.replace(one, host_share=series.host_share(name) or 0.0) for name, one in taken.items())
 
 
 def _reading(

@@ -70,13 +70,6 @@ def _fields(struct: object) -> dict[str, object]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}  # type: ignore[attr-defined]
 
 
-def test_a_waiting_gpu_is_told_from_a_busy_one() -> None:
-    waiting = ArmFacts(name="op", generated_us=100, span_us=160, enqueue_us=400, step_us=400)
-    busy = ArmFacts(name="op", generated_us=380, span_us=390, enqueue_us=300, step_us=400)
-    assert ledger.exposed_us(waiting, True) == (300, True)
-    assert ledger.exposed_us(busy, True) == (10, False)
-
-
 def test_facts_of_a_slower_process_are_brought_to_the_speed_of_the_timed_steps() -> None:
     slow = FactsReading(
         **{
@@ -135,15 +128,3 @@ def test_an_op_of_torchs_own_kernels_is_not_counted_twice_on_a_gpu() -> None:
     terms = {t.name: t.us_per_step for t in found.terms}
     assert terms["other kernels"] == pytest.approx(4705 + 2150 - 2056 - 4700)
     assert sum(v or 0 for v in terms.values()) == pytest.approx(700)
-
-
-def test_a_replayed_graph_with_short_gaps_does_not_wait_for_the_host() -> None:
-    replayed = ArmFacts(name="op", generated_us=290, span_us=330, enqueue_us=340, step_us=342)
-    assert ledger.exposed_us(replayed, True) == (40, False)
-
-
-def test_where_the_host_is_waited_for_a_call_is_foretold_at_its_own_host_time() -> None:
-    base = ArmFacts(**{**_fields(COMPILER), "step_us": 20_000.0, "enqueue_us": 19_800.0})
-    facts = FactsReading(**{**_fields(FACTS), "host_us_per_call": 40.0})
-    busy, waiting = (prediction.step_us(7300, b, OP, facts, on_gpu=True) for b in (COMPILER, base))
-    assert waiting - busy == pytest.approx(8 * 40.0)
