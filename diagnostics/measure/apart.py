@@ -76,8 +76,8 @@ def _times(arm: Arm, count: int, launches: float, device: torch.device) -> tuple
     step = clock.sample(arm.step, max(steps, count), device)
     if device.type != "cuda":
         return step, step, None
-    enqueue = _enqueue(arm.step, device)
     room = int(_QUEUE_HOLDS / max(launches, 1.0)) - 1
+    enqueue = clock.enqueue_seconds(arm.step, device, max(1, min(4, room)))
     if room < 1:
         return enqueue, step, None
     ahead = max(1, min(room, clock.steps_for(step, device, 0.01)))
@@ -111,11 +111,6 @@ def _installed_step(arm: Arm) -> Callable[[], Any]:
             return step()
 
     return held
-
-
-def _enqueue(step: Callable[[], Any], device: torch.device, steps: int = 4) -> float:
-    """Host seconds a step, steps in a row from an idle device: few enough that its queue does not fill."""
-    return clock.enqueue_seconds(step, device, steps)
 
 
 def _middle(name: str, found: Sequence[Part], turns: Sequence[Profile]) -> ArmFacts:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from opgraft.diagnostics.measure.arms import BASELINE
+from opgraft.diagnostics.measure.ledger import HIDDEN, HOST
 from opgraft.diagnostics.measure.readings import Problem
 from opgraft.diagnostics.model import ArmResult, Comparison, Ledger, LedgerTerm
 
@@ -101,9 +102,22 @@ def reliable(ledger: Ledger | None) -> bool:
     return ledger is not None and ledger.unexplained_share is not None and ledger.unexplained_share < 0.05
 
 
+def waits_for_host(ledger: Ledger | None) -> bool:
+    """Whether host time sets the pace of both arms, so that no kernel's time shows in the step."""
+    return ledger is not None and any(t.name == HIDDEN for t in ledger.terms)
+
+
 def reasons(ledger: Ledger) -> list[str]:
     """The two or three terms that make up most of the difference, each as a sentence."""
     known = [t for t in ledger.terms if t.us_per_step is not None and t.name != "unexplained"]
+    host = next((t for t in known if t.name == HOST), None)
+    if host is not None and waits_for_host(ledger):
+        launches = f" {host.launches_per_step:+d} launches," if host.launches_per_step else ""
+        amount = f"{us(abs(host.us_per_step or 0.0))} a step {'saved' if (host.us_per_step or 0.0) < 0 else 'lost'}"
+        return [
+            f"The step waits for the host, which issues less than the GPU could run:{launches} {amount}. What kernels "
+            "take is hidden behind that."
+        ]
     weight = sum(abs(t.us_per_step or 0.0) for t in known) or 1.0
     large = sorted(known, key=lambda t: -abs(t.us_per_step or 0.0))[:3]
     told = [t for t in large if abs(t.us_per_step or 0.0) >= 0.1 * weight]
@@ -148,6 +162,9 @@ def _advice(arm: ArmResult, baseline: ArmResult, ledger: Ledger | None, comparis
     if arm.verdict == "FASTER":
         return "Keep it."
     if arm.verdict == "SLOWER":
+        if waits_for_host(ledger):
+            graphs = 'Compile with mode="reduce-overhead", which replays launches without the host'
+            return f"{graphs}, or leave this site to the compiler."
         fusion = ledger is not None and any(t.name == "lost fusion" and (t.us_per_step or 0) > 0 for t in ledger.terms)
         if fusion:
             return "Fuse the neighbours into the kernel, or leave this site to the compiler."

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from two_queues import Launch, Machine, facts, timed
 
-from opgraft.diagnostics.measure import apart, ledger, prediction
+from opgraft.diagnostics.measure import apart, ledger, prediction, prose
 from opgraft.diagnostics.measure.facts import ArmFacts, FactsReading, NodeFact
 from opgraft.diagnostics.measure.prices import Prices
 
@@ -71,6 +71,9 @@ def test_where_both_arms_wait_for_the_host_kernels_are_said_to_be_hidden() -> No
     terms = {t.name: t.us_per_step or 0.0 for t in found.terms}
     assert terms[ledger.HOST] == pytest.approx(CALLS * (OP_HOST + 9.0), rel=1e-3)
     assert terms[ledger.HIDDEN] == pytest.approx(-(own.queued_us - base.queued_us))
+    (said,) = prose.reasons(found)
+    assert "waits for the host" in said
+    assert "+16 launches" in said
 
 
 def test_where_the_device_is_waited_for_the_host_is_no_term() -> None:
