@@ -20,10 +20,10 @@ from opgraft.diagnostics.measure.environment import Conditions, Probe
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds a step of each arm, and of those the host's: the sample on the way out and the one on the way back."""
+    """Seconds a step of each arm, and how the host issued them: the samples on the way out and on the way back."""
 
     seconds: dict[str, tuple[float, float]]
-    host: dict[str, tuple[float, float]] = {}
+    issued: dict[str, tuple[clock.Issued, clock.Issued]] = {}
     conditions: Conditions = Conditions()
 
     def log(self, arm: str) -> float:
@@ -48,7 +48,14 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
     def host_share(self, arm: str) -> float | None:
         """What the host needed to issue the steps over what they took: the median of the blocks."""
-        shares = [sum(b.host[arm]) / sum(b.seconds[arm]) for b in self.blocks if arm in b.host]
+        return self._share(arm, lambda issued: issued[-1][1] / issued[-1][0])
+
+    def paced_share(self, arm: str, device_seconds: float) -> float | None:
+        """What steps take by the host's clock and the GPU's own time alone, over what they took: the blocks' median."""
+        return self._share(arm, lambda issued: clock.paced(issued, device_seconds))
+
+    def _share(self, arm: str, seconds: Callable[[clock.Issued], float]) -> float | None:
+        shares = [sum(map(seconds, b.issued[arm])) / sum(b.seconds[arm]) for b in self.blocks if arm in b.issued]
         return statistics.median(shares) if shares else None
 
 
@@ -106,7 +113,7 @@ def run_blocks(
         blocks.append(
             Block(
                 seconds={n: (t[0].seconds, t[1].seconds) for n, t in taken.items()},
-                host={n: (t[0].host_seconds, t[1].host_seconds) for n, t in taken.items()},
+                issued={n: (t[0].issued, t[1].issued) for n, t in taken.items()},
                 conditions=conditions,
             )
         )

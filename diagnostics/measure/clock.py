@@ -22,12 +22,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+# How far the host was in issuing a sample's steps, and when: pairs of steps issued and seconds since the begin.
+Issued = tuple[tuple[int, float], ...]
+_MARKS = 16
+
+
 @dataclass(frozen=True)
 class Sample:
-    """Seconds a step, and of those what the host needed to issue it: all of them on a CPU."""
+    """Seconds a step, and the host's way through the steps: on a CPU that is the same."""
 
     seconds: float
-    host_seconds: float
+    issued: Issued
 
 
 def sample(step: Callable[[], Any], steps: int, device: torch.device) -> float:
@@ -36,28 +41,44 @@ def sample(step: Callable[[], Any], steps: int, device: torch.device) -> float:
 
 
 def timed(step: Callable[[], Any], steps: int, device: torch.device) -> Sample:
-    """Times ``steps`` steps in a row, by events on a GPU, and by the host's clock what it took to issue them.
+    """Times ``steps`` steps in a row, by events on a GPU, and by the host's clock how they were issued.
 
-    On a GPU one step more goes ahead of them, from an idle device: what the host needs until the first kernel runs is
-    hidden behind it, as it is between the steps of a program that does not wait after each.
+    On a GPU some steps more go ahead of them, from an idle device: what the host needs until the first kernel runs, and
+    its own slow start, are hidden behind them, as between the steps of a program that does not wait after each.
     """
     if device.type != "cuda":
         begin = time.perf_counter_ns()
         for _ in range(steps):
             step()
-        took = (time.perf_counter_ns() - begin) / steps * 1e-9
-        return Sample(took, took)
+        took = (time.perf_counter_ns() - begin) * 1e-9
+        return Sample(took / steps, ((steps, took),))
     torch.cuda.synchronize(device)
-    step()
+    for _ in range(max(1, min(3, steps // 8))):
+        step()
     first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     first.record()
+    issued = []
+    every = -(-steps // _MARKS)
     begin = time.perf_counter_ns()
-    for _ in range(steps):
+    for number in range(1, steps + 1):
         step()
-    issued = (time.perf_counter_ns() - begin) / steps * 1e-9
+        if number % every == 0 or number == steps:
+            issued.append((number, (time.perf_counter_ns() - begin) * 1e-9))
     last.record()
     torch.cuda.synchronize(device)
-    return Sample(float(first.elapsed_time(last)) / steps * 1e-3, issued)
+    return Sample(float(first.elapsed_time(last)) / steps * 1e-3, tuple(issued))
+
+
+def paced(issued: Issued, device_seconds: float) -> float:
+    """Seconds a step that steps in a row take, given how the host issued them and what the GPU needs for one.
+
+    A step ends when the GPU is through with it: that much after the step before, and not before it was issued.
+    """
+    end, before = 0.0, 0
+    for number, at in issued:
+        end = max(end + (number - before) * device_seconds, at)
+        before = number
+    return end / before if before else 0.0
 
 
 def queued(step: Callable[[], Any], steps: int, device: torch.device, host_seconds: float) -> float | None:

@@ -99,7 +99,6 @@ def collect(
         reference=reference,
         alone_us=alone.cold,
         in_place_us=alone.in_place,
-        alone_launches=alone.launches,
         host_us_per_call=_host_us(calls, question, device) if on_gpu else 0.0,
         copy_bytes_per_second=isolated.copy_bandwidth(device),
         host_us_per_launch=launch,
@@ -120,11 +119,10 @@ def _without_the_note_on_caches() -> Iterator[None]:
 
 @dataclass
 class _Alone:
-    """A step's calls of each form alone: microseconds cold and in place, and kernels."""
+    """A step's calls of each form alone: microseconds cold and in place."""
 
     cold: dict[str, float] = field(default_factory=dict)
     in_place: dict[str, float] = field(default_factory=dict)
-    launches: dict[str, float] = field(default_factory=dict)
 
 
 def _alone(calls: Sequence[Call], question: Question, subject: Subject) -> tuple[_Alone, ArmFacts | None]:
@@ -152,7 +150,6 @@ def _alone(calls: Sequence[Call], question: Question, subject: Subject) -> tuple
         share = question.alone_seconds / len(calls)
         for name, one in isolated.measure_alone(forms, [call], device, subject.train, share).items():
             total.cold[name] = total.cold.get(name, 0.0) + one.us_per_step
-            total.launches[name] = total.launches.get(name, 0.0) + (one.launches or 0.0)
         for name, us in isolated.in_place_us(forms, call, device, subject.train).items():
             total.in_place[name] = total.in_place.get(name, 0.0) + us
     return total, ArmFacts(name="reference", nodes=tuple(recorder.nodes), runs=tuple(runs))

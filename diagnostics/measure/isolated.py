@@ -187,7 +187,7 @@ def compiled_call_us(function: Callable[..., Any], call: Call, device: torch.dev
     check = _compat.layout_check()
     with torch.no_grad():
         outputs = tensors_in(function(*call.args, **call.kwargs))
-        layouts = [(t.size(), t.stride()) for t in outputs]
+        layouts = [(tuple(t.size()), t.stride()) for t in outputs]
 
         def turn() -> None:
             result = function(*call.args, **call.kwargs)

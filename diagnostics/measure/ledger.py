@@ -205,17 +205,19 @@ def waits(facts: ArmFacts, step_us: float, on_gpu: bool) -> Waits:
     """What a step spends outside kernels, from clocks that do not see each other.
 
     On a GPU the step was taken on the device alone as well: issued ahead and without the profiler. What that is longer
-    than its kernels passes between them; what the host needs beyond it to issue a step is exposed, since steps in a row
-    take the longer of the two. Where a step cannot be issued ahead (it waits for the device itself), the records of the
-    profiler say, which stretches what the host does: a step that it fills is taken to wait for it.
+    than its kernels passes between them. How the host issued the timed steps, by its own clock, says how long they take
+    at least; what that is beyond the device's time is exposed. Where a step cannot be issued ahead (it waits for the
+    device itself), the records of the profiler say, which stretches what the host does: a step that it fills is taken to
+    wait for it.
     """
     if not on_gpu:
         return Waits(0.0, max(0.0, facts.span_us - facts.kernel_us), False)
     host = facts.host_share * step_us if facts.host_share else facts.enqueue_us
     if facts.queued_us > 0:
+        paced = facts.paced_share * step_us or max(host, facts.queued_us)
         # From an idle device the host is never held up by a full queue, as it may be over many steps.
         bound = min(host, facts.enqueue_us) > facts.queued_us
-        return Waits(facts.queued_us - facts.kernel_us, max(0.0, host - facts.queued_us) if bound else 0.0, bound)
+        return Waits(facts.queued_us - facts.kernel_us, max(0.0, paced - facts.queued_us), bound)
     if facts.kernel_us < HOST_BOUND_BELOW * facts.step_us and facts.enqueue_us > 0.9 * facts.step_us:
         return Waits(0.0, max(0.0, host - facts.kernel_us), True)
     gaps = max(0.0, facts.span_us - facts.kernel_us)

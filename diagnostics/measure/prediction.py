@@ -3,7 +3,7 @@
 The GPU's own time and the host's are foretold apart, and the step takes the longer of the two:
 
     device(op) = device(compiler) + [A(op) - A(reference)] + price(generated kernels of op) - price(those of compiler)
-                 + price(those of the reference) + gap * (kernels of op - kernels of reference)
+                 + price(those of the reference) + gap * kernels added
     host(op)   = host(compiler) + calls * host time of a call + other launches added * host time of a launch
 
 A price is what a kernel takes that only moves as many bytes. On a CPU nothing hides anything, and the two are a sum.
@@ -49,9 +49,8 @@ def step_us(baseline_us: float, base: ArmFacts, own: ArmFacts, facts: FactsReadi
         return baseline_us + kernels + max(0.0, added - own.count("op")) * outside
     idle = waits(base, baseline_us, True)
     seen = max(1.0, sum(base.kernels.values()))
-    launched = facts.alone_launches.get("op", 0.0) - facts.alone_launches.get(BASELINE, 0.0)
     device = base.kernel_us + idle.gaps
-    more_device = kernels + idle.gaps / seen * launched
+    more_device = kernels + idle.gaps / seen * added
     host = base.host_share * baseline_us if idle.bound and base.host_share else base.enqueue_us
     # What a CUDA graph replays costs the host nothing a kernel.
     by_hand = min(1.0, max(0.0, base.launches - base.replays) / seen) if base.launches else 1.0

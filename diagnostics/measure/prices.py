@@ -15,14 +15,14 @@ import torch
 
 from opgraft.diagnostics.measure import _compat, clock, statistics
 from opgraft.diagnostics.measure.arms import own_code
+from opgraft.diagnostics.measure.profile import record
 
 _SMALLEST, _LARGEST = 1 << 14, 1 << 29
-# A queue of kernels as short as these holds some hundreds.
-_CHAIN = 64
+_REPEATS = 9
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """Microseconds that a kernel adds to a queue of kernels, for bytes read plus written; ``points`` rise in bytes."""
+    """Microseconds that a kernel runs, for bytes read plus written; ``points`` rise in bytes."""
 
     points: tuple[tuple[float, float], ...] = ()
 
@@ -40,32 +40,26 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 def measure(device: torch.device) -> Prices:
-    """Prices of a GPU, each with the launch of a kernel behind another; none where its stream cannot be held."""
-    points: list[tuple[float, float]] = []
+    """Prices of a GPU, from the profiler's records of kernels in a row, as warm as a small step leaves its tensors."""
+    turns: list[Callable[[], Any]] = []
+    sizes = []
     size = _SMALLEST
     while size <= _LARGEST:
         source = torch.zeros(size // 8, dtype=torch.float32, device=device)
-        taken = _added_us(source, torch.empty_like(source), device)
-        if taken is None:
-            return Prices()
-        points.append((float(size), taken))
+        turns += [functools.partial(torch.add, source, 1.0, out=torch.empty_like(source))] * _REPEATS
+        sizes.append(size)
         size *= 4
-    return Prices(tuple(points))
 
+    def chain() -> None:
+        for turn in turns:
+            turn()
 
-def _added_us(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> float | None:
-    """Microseconds of a kernel in a queue of its like that reads one tensor and writes another.
-
-    It computes, as generated code does: a plain copy would go by another engine.
-    """
-
-    def move() -> None:
-        torch.add(source, 1.0, out=target)
-
-    host = clock.enqueue_seconds(move, device)
-    taken = [clock.queued(move, _CHAIN, device, host) for _ in range(3)]
-    known = [t for t in taken if t is not None]
-    return statistics.median(known) * 1e6 if known else None
+    chain()
+    kernels = [r.duration for r in record(chain, device).device() if r.kind == "kernel"]
+    if len(kernels) != len(turns):
+        return Prices()
+    rows = [kernels[i : i + _REPEATS] for i in range(0, len(kernels), _REPEATS)]
+    return Prices(tuple((float(size), statistics.median(row)) for size, row in zip(sizes, rows, strict=True)))
 
 
 def launch_us(device: torch.device, fewer: int = 4, more: int = 16) -> float:

@@ -160,7 +160,14 @@ def take_apart(
         taken = apart.take(compiled, question, subject, kernels)
     except Exception:  # a profiler that does not start takes the ledger away, not the measurement
         return ()
-    return tuple(msgspec.structs.replace(one, host_share=series.host_share(name) or 0.0) for name, one in taken.items())
+    return tuple(
+        msgspec.structs.replace(
+            one,
+            host_share=series.host_share(name) or 0.0,
+            paced_share=(series.paced_share(name, one.queued_us * 1e-6) or 0.0) if one.queued_us else 0.0,
+        )
+        for name, one in taken.items()
+    )
 
 
 def _reading(

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opgraft.diagnostics.measure.clock import Issued, paced
 from opgraft.diagnostics.measure.facts import ArmFacts
 
 
@@ -28,11 +29,12 @@ class Machine:
     jitter: float = 0.0
 
 
-def timed(step: Sequence[Launch], steps: int, machine: Machine, seed: int = 0) -> tuple[float, float]:
-    """Microseconds a step by events at the device, and by the host's clock, behind one step that went ahead."""
+def timed(step: Sequence[Launch], steps: int, machine: Machine, seed: int = 0) -> tuple[float, Issued]:
+    """Microseconds a step by events at the device, and how the host issued the steps, behind one that went ahead."""
     chance = random.Random(seed)
     now, free, starts = 0.0, 0.0, []
     begin = first = 0.0
+    issued = []
     for index in range(steps + 1):
         if index == 1:
             begin, first = now, free
@@ -42,15 +44,18 @@ def timed(step: Sequence[Launch], steps: int, machine: Machine, seed: int = 0) -
                 now = max(now, starts[len(starts) - machine.room])
             starts.append(max(now + machine.latency, free + machine.gap))
             free = starts[-1] + launch.kernel
-    return (free - first) / steps, (now - begin) / steps
+        if index:
+            issued.append((index, now - begin))
+    return (free - first) / steps, tuple(issued)
 
 
 def facts(name: str, step: Sequence[Launch], machine: Machine, steps: int = 100) -> tuple[ArmFacts, float]:
     """What the measurement would know of an arm, and the step that events would give."""
-    took, host = timed(step, steps, machine, seed=1)
+    took, issued = timed(step, steps, machine, seed=1)
     kernels = {sort: float(sum(x.sort == sort for x in step)) for sort in ("generated", "op", "library")}
     times = {sort: sum(x.kernel for x in step if x.sort == sort) for sort in kernels}
     burst = sum(x.host for x in step)
+    queued = sum(x.kernel + machine.gap for x in step)
     return (
         ArmFacts(
             name=name,
@@ -60,8 +65,9 @@ def facts(name: str, step: Sequence[Launch], machine: Machine, steps: int = 100)
             span_us=max(took, 1.3 * burst),
             enqueue_us=burst,
             step_us=took,
-            queued_us=sum(x.kernel + machine.gap for x in step),
-            host_share=host / took,
+            queued_us=queued,
+            host_share=issued[-1][1] / steps / took,
+            paced_share=paced(issued, queued) / took,
             kernels=kernels,
             launches=float(len(step)),
         ),
