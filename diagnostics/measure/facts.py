@@ -108,8 +108,8 @@ class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
         enqueue_us: host time to issue a step from an idle device; on a CPU, the step.
         queued_us: a step on the GPU alone, issued ahead and without the profiler; 0 where that cannot be had.
         host_share: what the host needed to issue the timed steps, as a share of what they took; 0 where unknown.
-        paced_share: what the timed steps take by those two clocks alone, the host's and ``queued_us``, as a share of what
-            they took; 0 where unknown.
+        paced_share: what the timed steps take by those two clocks alone, the host's and ``queued_us``, as a share of
+            what they took; 0 where unknown.
         kernels: kernels a step, of each sort.
         launches, replays: calls a step with which the host starts GPU work, and those of them that replay a CUDA graph.
         saved_bytes: memory that forward leaves for backward.

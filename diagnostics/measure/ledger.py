@@ -207,8 +207,8 @@ def waits(facts: ArmFacts, step_us: float, on_gpu: bool) -> Waits:
     On a GPU the step was taken on the device alone as well: issued ahead and without the profiler. What that is longer
     than its kernels passes between them. How the host issued the timed steps, by its own clock, says how long they take
     at least; what that is beyond the device's time is exposed. Where a step cannot be issued ahead (it waits for the
-    device itself), the records of the profiler say, which stretches what the host does: a step that it fills is taken to
-    wait for it.
+    device itself), the records of the profiler say, which stretches what the host does: a step that it fills is taken
+    to wait for it.
     """
     if not on_gpu:
         return Waits(0.0, max(0.0, facts.span_us - facts.kernel_us), False)
