@@ -22,9 +22,9 @@ from collections.abc import Iterator
 
 import torch
 
-from opgraft.diagnostics.conform.lab import vary
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
 from opgraft.diagnostics.conform.lab.case import Case
+from opgraft.diagnostics.conform.lab.double import in_double
 from opgraft.diagnostics.conform.lab.gradients import by_hand, gradients, no_engine, steady
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
 from opgraft.diagnostics.conform.missing_autograd import lost, requiring
@@ -36,7 +36,9 @@ TOLERANCE = 1e-3
 
 def second(bench: Bench, case: Case) -> tuple[str, BaseException | None]:
     """Compares d/dx <g(x), v> along a direction with a difference of g; ``("", error)`` where it is refused."""
-    wide = vary.recast(case, torch.float64) or case
+    wide = in_double(bench, case)
+    if wide is None:
+        return "", None
     inputs = [tensor for tensor in wide.tensors if tensor.requires_grad]
     if any(tensor.dtype != torch.float64 for tensor in inputs):
         return "", None

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 
 import torch
 
-from opgraft.diagnostics.conform.lab import vary
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
 from opgraft.diagnostics.conform.lab.case import Case
+from opgraft.diagnostics.conform.lab.double import in_double
 from opgraft.diagnostics.conform.lab.gradients import gradients, steady
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
 from opgraft.diagnostics.conform.lab.witness import TAILS
@@ -34,8 +34,8 @@ TOLERANCE = 1e-3
 
 def directional(bench: Bench, case: Case, order_seed: int = 1) -> str:
     """Compares the gradient along a random direction with a central difference, in float64."""
-    wide = vary.recast(case, torch.float64) or case
-    if any(tensor.requires_grad and tensor.dtype != torch.float64 for tensor in wide.tensors):
+    wide = in_double(bench, case)
+    if wide is None or any(tensor.requires_grad and tensor.dtype != torch.float64 for tensor in wide.tensors):
         return ""
     found, error = gradients(bench, wide)
     if error is not None:

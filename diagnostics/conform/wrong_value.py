@@ -21,12 +21,11 @@ import torch
 from opgraft.diagnostics.conform.lab import compare, vary
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, Result, refuses, sentence
 from opgraft.diagnostics.conform.lab.case import Case, describe
+from opgraft.diagnostics.conform.lab.double import FAR, apart
 from opgraft.diagnostics.conform.lab.tree import leaves
 from opgraft.diagnostics.conform.missing_kernel import in_dtype
 
 KIND = "wrong-value"
-# A share of the largest value that no rounding of float32 explains in a handful of operations.
-FAR = 0.02
 DOUBLE = """\
 single = torch.utils._pytree.tree_leaves({call})
 double = torch.utils._pytree.tree_leaves((lambda {names}: {call})({wide}))
@@ -83,18 +82,13 @@ def against_double(bench: Bench, case: Case) -> str:
     result = bench.real(wide)
     if not result.ok:
         return ""
-    for near, far in zip(leaves(narrow.outputs), leaves(result.outputs), strict=False):
-        if not isinstance(near, torch.Tensor) or not isinstance(far, torch.Tensor):
-            continue
-        follows = near.dtype == torch.float32 and far.dtype == torch.float64
-        if follows and near.shape == far.shape and compare.difference(near, far) > FAR:
-            again = bench.real(wide)
-            if again.ok and bench.disagree(again.outputs, result.outputs, wide):
-                return ""
-            return (
-                f"gives other numbers in float64 than in float32 ({compare.difference(near, far):.2g} of the largest)"
-            )
-    return ""
+    off = apart(narrow.outputs, result.outputs)
+    if off <= FAR:
+        return ""
+    again = bench.real(wide)
+    if again.ok and bench.disagree(again.outputs, result.outputs, wide):
+        return ""
+    return f"gives other numbers in float64 than in float32 ({off:.2g} of the largest)"
 
 
 def check(bench: Bench) -> Iterator[Fault]:

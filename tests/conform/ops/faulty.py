@@ -138,6 +138,26 @@ op("square_wrong", square, backward=lambda ctx, grad: grad * ctx.saved_tensors[0
 add("wrong-gradient", "square_wrong", "square")
 
 
+def square_of_floats(x: Tensor) -> Tensor:
+    """As a kernel behind a raw pointer would: whatever the dtype, it reads and writes float32."""
+    out = x.new_zeros(x.shape)
+    n = x.numel()
+    out.view(-1).view(torch.float32)[:n] = x.contiguous().view(-1).view(torch.float32)[:n] ** 2
+    return out
+
+
+def square_of_float32(x: Tensor) -> Tensor:
+    torch._check(x.dtype == torch.float32, lambda: f"square_of_float32: x must be float32, it is {x.dtype}")
+    return square_of_floats(x)
+
+
+op("square_of_floats", square_of_floats, backward=lambda ctx, g: 2 * g * ctx.saved_tensors[0], setup=save_first)
+op("square_of_float32", square_of_float32, backward=lambda ctx, g: 2 * g * ctx.saved_tensors[0], setup=save_first)
+add("wrong-value", "square_of_floats", "square_of_float32", name="wrong-value: a dtype taken for another")
+# What such an op gives in float64 says nothing of its gradient in float32.
+add("wrong-gradient", "square_wrong", "square_of_floats", name="wrong-gradient: no float64")
+
+
 def _dense_only(ctx, grad):
     flat = (
         grad.as_strided((grad.numel(),), (1,), grad.storage_offset())
