@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from opgraft.diagnostics.measure import _compat, clock, statistics
+from opgraft.diagnostics.measure.breakdown import outermost
 from opgraft.diagnostics.measure.calls import Call
 from opgraft.diagnostics.measure.environment import last_level_cache_bytes
 from opgraft.diagnostics.measure.profile import record
@@ -153,7 +154,7 @@ def _kernel_times(
     for _ in range(5):
         for name, turns in runs.items():
             taken = record(_round(turns), device)
-            found = taken.device()
+            found = taken.device() or outermost(taken.host())
             times[name].append(sum(r.duration for r in found) / len(turns))
             kernels[name] = len(found) / len(turns)
     return {name: (statistics.median(found), kernels[name]) for name, found in times.items()}
@@ -162,16 +163,15 @@ def _kernel_times(
 def in_place_us(
     functions: Mapping[str, Callable[..., Any]], call: Call, device: torch.device, train: bool
 ) -> dict[str, float]:
-    """Kernel microseconds of a step's calls on one set of inputs, over and over; wall time on a CPU.
+    """Kernel microseconds of a step's calls on one set of inputs, over and over, from the profiler's records.
 
-    That is what a kernel takes behind the one that wrote its input, as far as the caches hold it.
+    That is what a kernel takes behind the one that wrote its input, as far as the caches hold it. On a CPU the kernels
+    are operators and generated code, without what calls them.
     """
     runs = {name: [once(function, call, train)] * 8 for name, function in functions.items()}
     for turns in runs.values():
         turns[0]()
-    if device.type == "cuda":
-        return {name: us * call.count for name, (us, _) in _kernel_times(runs, device).items()}
-    return {name: us * call.count for name, us in _wall_times(runs, device, 0.1).items()}
+    return {name: us * call.count for name, (us, _) in _kernel_times(runs, device).items()}
 
 
 def host_us(function: Callable[..., Any], call: Call, device: torch.device, train: bool) -> float:

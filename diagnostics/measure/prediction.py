@@ -44,9 +44,9 @@ def step_us(baseline_us: float, base: ArmFacts, own: ArmFacts, facts: FactsReadi
     kernels = times["op"] - times[BASELINE] + fusion_us(own, base, facts)
     added = own.count() - base.count()
     if not on_gpu:
-        # What a call adds beside its kernel is in its wall time alone; another launch costs what one does in the base.
+        # Beside its kernel a call costs what one does in the base.
         outside = max(0.0, base.step_us - base.kernel_us) / max(1.0, base.count())
-        return baseline_us + kernels + max(0.0, added - own.count("op")) * outside
+        return baseline_us + kernels + added * outside
     idle = waits(base, baseline_us, True)
     seen = max(1.0, sum(base.kernels.values()))
     device = base.kernel_us + idle.gaps
