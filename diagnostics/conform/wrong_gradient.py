@@ -1,8 +1,8 @@
 """The formula disagrees with finite differences, or with the reference's gradient.
 
-**What it means.** In float64 the gradient differs from (f(x+h) - f(x-h)) / 2h; or from that of the reference; or it
-depends on which inputs ask for one; or it has another dtype than its input; or the formula cannot do without the
-incoming gradient of an unused result.
+**What it means.** In float64, or in float32 where the op takes nothing wider, the gradient differs from
+(f(x+h) - f(x-h)) / 2h; or from that of the reference; or it depends on which inputs ask for one; or it has another
+dtype than its input; or the formula cannot do without the incoming gradient of an unused result.
 
 **Why it matters.** Training goes somewhere else, without an error.
 
@@ -15,6 +15,7 @@ Fails: ``return grad * x`` for x squared. Passes: ``return 2 * grad * x``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -27,20 +28,40 @@ from opgraft.diagnostics.conform.lab.witness import TAILS
 from opgraft.diagnostics.conform.missing_autograd import lost, requiring
 
 KIND = "wrong-gradient"
-STEP = 1e-6
-# Central differences in float64 are good to about step^2; kinks at single points may add to that.
-TOLERANCE = 1e-3
+@dataclass(frozen=True)
+class Precision:
+    """How a derivative is estimated in one dtype: the step, by how much two estimates may differ to count, and by how
+    much of the larger the formula may be off.
+
+    The error of a central difference is of the order step^2 + eps / step (Press et al., Numerical Recipes, 5.7), least
+    at the cube root of eps; single points on a kink add to it, the more the longer the step."""
+
+    dtype: torch.dtype
+    step: float
+    spread: float
+    tolerance: float
 
 
-def directional(bench: Bench, case: Case, order_seed: int = 1) -> str:
-    """Compares the gradient along a random direction with a central difference, in float64."""
+DOUBLE = Precision(torch.float64, step=1e-6, spread=1e-3, tolerance=1e-3)
+# Many a kernel takes float32 alone: a formula that is off by a factor shows there as well.
+SINGLE = Precision(torch.float32, step=5e-3, spread=2e-2, tolerance=1e-1)
+
+
+def directional(bench: Bench, case: Case) -> str:
+    """Compares the gradient along a random direction with a central difference, in float64 where the op takes it."""
     wide = in_double(bench, case)
-    if wide is None or any(tensor.requires_grad and tensor.dtype != torch.float64 for tensor in wide.tensors):
-        return ""
-    found, error = gradients(bench, wide)
+    words = along(bench, wide, DOUBLE) if wide is not None else None
+    return (along(bench, case, SINGLE) if words is None else words) or ""
+
+
+def along(bench: Bench, case: Case, precision: Precision, order_seed: int = 1) -> str | None:
+    """In what gradient and difference disagree, ``""`` where they agree; None where this dtype cannot tell."""
+    if any(tensor.requires_grad and tensor.dtype != precision.dtype for tensor in case.tensors):
+        return None
+    found, error = gradients(bench, case)
     if error is not None:
-        return ""
-    inputs = [tensor for tensor in wide.tensors if tensor.requires_grad]
+        return None
+    inputs = [tensor for tensor in case.tensors if tensor.requires_grad]
     if len(inputs) != len(found) or not all(g is None or torch.isfinite(g).all() for g in found):
         return ""
     for which, (tensor, gradient) in enumerate(zip(inputs, found, strict=True)):
@@ -49,22 +70,23 @@ def directional(bench: Bench, case: Case, order_seed: int = 1) -> str:
         estimates = []
         for seed in (order_seed, order_seed + 1, order_seed + 2):
             direction = steady(tensor, seed)
-            analytic = 0.0 if gradient is None else float((gradient * direction).sum())
-            numeric = [_difference(bench, wide, which, direction, step) for step in (STEP, 4 * STEP)]
+            analytic = 0.0 if gradient is None else float((gradient.double() * direction.double()).sum())
+            steps = (precision.step, 4 * precision.step)
+            numeric = [_difference(bench, case, which, direction, step) for step in steps]
             if any(value is None for value in numeric):
                 return ""
             first, second = float(numeric[0] or 0.0), float(numeric[1] or 0.0)
             scale = max(abs(first), abs(analytic), 1e-4)
             # Two steps that disagree mean a kink or rounding, and say nothing about the formula.
-            if abs(first - second) > TOLERANCE * scale:
+            if abs(first - second) > precision.spread * scale:
                 continue
             estimates.append((abs(first - analytic) / scale, analytic, first))
-        if estimates and min(estimates)[0] > TOLERANCE:
+        if estimates and min(estimates)[0] > precision.tolerance:
             _, analytic, numeric_value = min(estimates)
             surrogate = " (the value does not move at all: a surrogate would be declared)" if numeric_value == 0 else ""
             return (
-                f"gradient of input {which} along a direction is {analytic:.5g}, finite differences give "
-                f"{numeric_value:.5g}{surrogate}"
+                f"gradient of input {which} along a direction is {analytic:.5g}, finite differences "
+                f"{'in float32 ' if precision is SINGLE else ''}give {numeric_value:.5g}{surrogate}"
             )
     return ""
 
@@ -163,6 +185,7 @@ def check(bench: Bench) -> Iterator[Fault]:
         words = habits(bench, case) or directional(bench, case) or against_reference(bench, case)
         if words:
             small = bench.shrink(case, lambda tried: bool(habits(bench, tried) or directional(bench, tried)))
-            tail = TAILS["finite-differences"] if "finite differences" in words else ""
+            narrow = " in float32" if "finite differences in float32" in words else ""
+            tail = TAILS[f"finite-differences{narrow}"] if "finite differences" in words else ""
             yield Fault(f"{bench.name}: {words}", small, tail=tail)
             return

@@ -154,6 +154,8 @@ def square_of_float32(x: Tensor) -> Tensor:
 op("square_of_floats", square_of_floats, backward=lambda ctx, g: 2 * g * ctx.saved_tensors[0], setup=save_first)
 op("square_of_float32", square_of_float32, backward=lambda ctx, g: 2 * g * ctx.saved_tensors[0], setup=save_first)
 add("wrong-value", "square_of_floats", "square_of_float32", name="wrong-value: a dtype taken for another")
+op("square_of_float32_wrong", square_of_float32, backward=lambda ctx, g: g * ctx.saved_tensors[0], setup=save_first)
+add("wrong-gradient", "square_of_float32_wrong", "square_of_float32", name="wrong-gradient: float32 alone")
 # What such an op gives in float64 says nothing of its gradient in float32.
 add("wrong-gradient", "square_wrong", "square_of_floats", name="wrong-gradient: no float64")
 
