@@ -133,14 +133,14 @@ def settle(step: Callable[[], Any], device: torch.device, seconds: float, tolera
     return last
 
 
-def enqueue_seconds(call: Callable[[], Any], device: torch.device, calls: int = 50) -> float:
-    """Host seconds a call, with no wait for the device inside: the median of five bursts from an idle device."""
+def enqueue_seconds(call: Callable[[], Any], device: torch.device, calls: int = 50, bursts: int = 5) -> float:
+    """Host seconds a call, with no wait for the device inside: the median of some bursts from an idle device."""
     times = []
-    for _ in range(5):
+    for _ in range(bursts):
         synchronize(device)
         begin = time.perf_counter_ns()
         for _ in range(calls):
             call()
         times.append((time.perf_counter_ns() - begin) / calls * 1e-9)
     synchronize(device)
-    return sorted(times)[2]
+    return sorted(times)[bursts // 2]

@@ -13,12 +13,13 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
-from opgraft.diagnostics.measure import _compat, apart, checks, clock, isolated, prices
+from opgraft.diagnostics.measure import _compat, apart, checks, clock, host_costs, isolated, prices
 from opgraft.diagnostics.measure.alone import accepts, named
 from opgraft.diagnostics.measure.apart import form_of
 from opgraft.diagnostics.measure.arms import BASELINE, Arm, make_arm, plan_arms
 from opgraft.diagnostics.measure.calls import Call
 from opgraft.diagnostics.measure.facts import ArmFacts, FactsBackend, FactsReading, Recorder
+from opgraft.diagnostics.measure.host_costs import HostCosts
 from opgraft.diagnostics.measure.question import Progress, Question
 from opgraft.diagnostics.measure.subject import Subject, floating_in, tensors_in
 from opgraft.registry import find
@@ -87,7 +88,8 @@ def collect(
     )
     tell("pricing kernels and launches", 0.9)
     on_gpu = device.type == "cuda"
-    launch, moved = _prices(device) if on_gpu else (0.0, prices.Prices())
+    base = next((a for a in arms if a.name == BASELINE and not a.failed), None)
+    costs = _host_costs(base, calls, question, device) if on_gpu else HostCosts()
     ideal = sum(
         int(spec.cost(*c.args, **c.kwargs).bytes) * c.count
         for c in calls
@@ -99,10 +101,11 @@ def collect(
         reference=reference,
         alone_us=alone.cold,
         in_place_us=alone.in_place,
-        host_us_per_call=_host_us(calls, question, device) if on_gpu else 0.0,
+        host_us_per_call=costs.call_us,
+        host_us_per_launch=costs.launch_us,
+        host_us_of_step=costs.step_us,
         copy_bytes_per_second=isolated.copy_bandwidth(device),
-        host_us_per_launch=launch,
-        prices=moved,
+        prices=_prices(device) if on_gpu else prices.Prices(),
         ideal_bytes=ideal,
         calls=sum(c.count for c in calls),
         degraded=tuple(dict.fromkeys(degraded)),
@@ -155,20 +158,26 @@ def _alone(calls: Sequence[Call], question: Question, subject: Subject) -> tuple
     return total, ArmFacts(name="reference", nodes=tuple(recorder.nodes), runs=tuple(runs))
 
 
-def _host_us(calls: Sequence[Call], question: Question, device: torch.device) -> float:
-    """Host microseconds a call of the ops, over a step's calls of all of them."""
-    number = sum(c.count for c in calls)
-    total = sum(isolated.compiled_call_us(form_of(c, question), c, device) * c.count for c in calls)
-    return total / number if number else 0.0
-
-
-def _prices(device: torch.device) -> tuple[float, prices.Prices]:
-    """Host microseconds of a launch and what kernels cost by bytes; zeros where there is no room to find out."""
+def _host_costs(base: Arm | None, calls: Sequence[Call], question: Question, device: torch.device) -> HostCosts:
+    """Host times of the op that is called most often; where its graph does not compile, of the call alone."""
+    if base is None or not calls:
+        return HostCosts()
+    call = max(calls, key=lambda c: c.count)
+    function = form_of(call, question)
     try:
-        with _without_the_note_on_caches():
-            return prices.launch_us(device), prices.measure(device)
+        with base.installed(), _without_the_note_on_caches():
+            assert base.step is not None
+            return host_costs.measure(base.step, function, call, device)
+    except Exception:  # only a prediction needs it
+        return HostCosts(call_us=isolated.compiled_call_us(function, call, device))
+
+
+def _prices(device: torch.device) -> prices.Prices:
+    """What kernels cost by bytes; nothing where there is no room to find out."""
+    try:
+        return prices.measure(device)
     except Exception:  # only a prediction needs them
-        return 0.0, prices.Prices()
+        return prices.Prices()
 
 
 def _facts_of(arm: Arm, recorder: Recorder, taken: ArmFacts, segments: tuple[int, ...], subject: Subject) -> ArmFacts:

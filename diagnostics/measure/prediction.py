@@ -51,11 +51,16 @@ def step_us(baseline_us: float, base: ArmFacts, own: ArmFacts, facts: FactsReadi
     seen = max(1.0, sum(base.kernels.values()))
     device = base.kernel_us + idle.gaps
     more_device = kernels + idle.gaps / seen * added
-    host = base.host_share * baseline_us if idle.bound and base.host_share else base.enqueue_us
+    host = min(base.host_share * baseline_us, base.enqueue_us) if base.host_share else base.enqueue_us
+    if idle.bound and base.host_share:
+        host = base.host_share * baseline_us
     # What a CUDA graph replays costs the host nothing a kernel.
     by_hand = min(1.0, max(0.0, base.launches - base.replays) / seen) if base.launches else 1.0
     calls = own.count("op")
-    more_host = (calls * facts.host_us_per_call + max(0.0, added - calls) * facts.host_us_per_launch) * by_hand
+    # Host times were taken beside the base's own: where the host was slower meanwhile, so was all of it.
+    speed = host / facts.host_us_of_step if facts.host_us_of_step else 1.0
+    calling = calls * facts.host_us_per_call + max(0.0, added - calls) * facts.host_us_per_launch
+    more_host = calling * by_hand * speed
     # The base's own two times say how its step comes about; what else is in it stays as it is.
     return baseline_us + max(device + more_device, host + more_host) - max(device, host)
 

@@ -1,4 +1,4 @@
-"""What one more generated kernel costs: on the device by its bytes, on the host by its launch. Both are measured.
+"""What one more generated kernel takes on the device, by its bytes: measured.
 
 Bandwidth alone says too little of small kernels, of which each takes a microsecond or two however little it moves.
 """
@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from opgraft.diagnostics.measure import _compat, clock, statistics
-from opgraft.diagnostics.measure.arms import own_code
+from opgraft.diagnostics.measure import statistics
 from opgraft.diagnostics.measure.profile import record
 
 _SMALLEST, _LARGEST = 1 << 14, 1 << 29
@@ -60,37 +59,3 @@ def measure(device: torch.device) -> Prices:
         return Prices()
     rows = [kernels[i : i + _REPEATS] for i in range(0, len(kernels), _REPEATS)]
     return Prices(tuple((float(size), statistics.median(row)) for size, row in zip(sizes, rows, strict=True)))
-
-
-def launch_us(device: torch.device, fewer: int = 4, more: int = 16) -> float:
-    """Host microseconds that generated code needs for one kernel more: its buffer, its launch, its end.
-
-    Two compiled functions differ by how many sums over alternating dimensions they chain, which no compiler fuses.
-    """
-    x = torch.rand(64, 64, device=device)
-    times, kernels = [], []
-    for length in (fewer, more):
-        counted: list[Any] = []
-
-        def count(nodes: list[Any], counted: list[Any] = counted) -> list[Any]:
-            counted.extend(n for n in nodes if not _compat.node_is_nothing(n))
-            return nodes
-
-        compiled = torch.compile(_alternating(length), dynamic=False)
-        with _compat.patched(_compat.scheduler_hook(count)), torch.no_grad():
-            compiled(x)
-        with torch.no_grad():
-            for _ in range(3):
-                compiled(x)
-            times.append(clock.enqueue_seconds(functools.partial(compiled, x), device, 20))
-        kernels.append(len(counted))
-    return max(0.0, times[1] - times[0]) * 1e6 / max(1, kernels[1] - kernels[0])
-
-
-def _alternating(length: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    def normalised(x: torch.Tensor) -> torch.Tensor:
-        for place in range(length):
-            x = x / (1.0 + x.abs().sum(dim=place % 2, keepdim=True))
-        return x
-
-    return own_code(normalised, f"normalised_{length}")  # type: ignore[arg-type]
