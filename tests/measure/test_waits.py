@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from two_queues import Launch, Machine, facts, timed
 
-from opgraft.diagnostics.measure import apart, ledger, prediction, prose
+from opgraft.diagnostics.measure import apart, clock, ledger, prediction, prose
 from opgraft.diagnostics.measure.facts import ArmFacts, FactsReading, NodeFact
 from opgraft.diagnostics.measure.prices import Prices
 
@@ -157,3 +157,20 @@ def test_times_of_several_processes_are_joined_beside_the_compilers_counts() -> 
     assert joined is not None
     assert (joined.queued_us, joined.nodes, joined.kernels) == (12.0, nodes, {"op": 8.0})
     assert apart.with_times(counted, [[]]) == counted
+
+
+def test_host_costs_are_brought_to_the_speed_that_the_host_had_when_steps_were_timed() -> None:
+    base = ArmFacts(
+        name="compiler", generated_us=100, enqueue_us=600, step_us=600, queued_us=110, host_share=1.0,
+        kernels={"generated": 10.0}, launches=10.0,
+    )  # fmt: skip
+    own = ArmFacts(name="op", nodes=(NodeFact(graph=0, kind="op", name="", bytes=1),), runs=(8.0,))
+    known = FactsReading(alone_us={"op": 0.0, "compiler": 0.0}, host_us_per_call=20.0, host_us_of_step=300.0)
+    assert prediction.step_us(600, base, own, known, on_gpu=True) == pytest.approx(600 + 8 * 20 * 2)
+
+
+def test_a_step_ends_when_it_was_issued_and_the_device_is_through_with_it() -> None:
+    issued = ((1, 30.0), (2, 32.0), (4, 40.0))
+    assert clock.paced(issued, 1.0) == 10.0  # the host alone
+    assert clock.paced(issued, 10.0) == (30 + 3 * 10) / 4  # one slow start, then the device
+    assert clock.paced((), 1.0) == 0.0
