@@ -18,7 +18,7 @@ class Kind:
 
 
 _TABLE = """
-OG101 opaque-call           register-op leave-it
+OG101 opaque-call           register-op hoist-host-code leave-it
 OG102 host-code             hoist-host-code register-op
 OG103 host-read             read-shape keep-on-device
 OG104 data-branch           use-torch-cond keep-on-device

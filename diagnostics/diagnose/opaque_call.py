@@ -44,17 +44,21 @@ Remedies
     Give the kernel a schema, a fake and, where an input needs a gradient, an autograd formula. torch >= 2.11: in C++
     with the stable ABI, or in Python with ``torch.library.custom_op``. Price: one registration; a call through the
     dispatcher costs some microseconds more than the raw binding.
+``hoist-host-code``
+    Where the call's arguments are constants: make it once, outside. Price: its value is fixed from then on.
 ``leave-it``
     Where the break was measured to cost under 1 % of the step. Price: none.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 
 from opgraft.diagnostics.diagnose import attribute
-from opgraft.diagnostics.diagnose.incident import Incident, Verdict
-from opgraft.diagnostics.diagnose.remedies import register_op
+from opgraft.diagnostics.diagnose.incident import Incident, Verdict, statement
+from opgraft.diagnostics.diagnose.remedies import hoist, register_op
+from opgraft.diagnostics.model import Remedy
 
 KIND = "opaque-call"
 
@@ -82,9 +86,22 @@ def match(incident: Incident) -> Verdict | None:
         key=key,
         severity="error" if incident.form == "failure" else "warning",
         callee=who,
-        remedies=(register_op(incident),),
+        remedies=(*_constant(incident), register_op(incident)),
         evidence=_evidence(incident),
     )
+
+
+def _constant(incident: Incident) -> tuple[Remedy, ...]:
+    """``hoist-host-code`` for a call whose arguments are all constants: it need not be made at every step."""
+    text = statement(incident.location)
+    try:
+        calls = [node for node in ast.walk(ast.parse(text.strip())) if isinstance(node, ast.Call)]
+    except SyntaxError:
+        return ()
+    given = [value for call in calls for value in (*call.args, *(keyword.value for keyword in call.keywords))]
+    if not calls or not all(isinstance(value, (ast.Constant, ast.Call)) for value in given) or incident.takes_tensor:
+        return ()
+    return (hoist(f"`{text}`", "it is called with constants alone, and need not be at every step"),)
 
 
 def is_opaque(incident: Incident) -> bool:

@@ -223,7 +223,22 @@ def _measurable(node: torch.fx.Node) -> bool:
     return facts_of(node) is not None or isinstance(value_of(node), (tuple, list))
 
 
-def _close(site: Site, nodes: tuple[torch.fx.Node, ...], scope: Scope) -> Neighbourhood | None:
+@dataclass(frozen=True)
+class Border:
+    """What a set of nodes reads from outside, tensors and symbolic numbers, and which of its nodes are read outside."""
+
+    inputs: tuple[tuple[torch.fx.Node, TensorFacts], ...]
+    sizes: dict[torch.fx.Node, int]
+    leaving: tuple[torch.fx.Node, ...]
+
+    @property
+    def outputs(self) -> tuple[torch.fx.Node, ...]:
+        """Those of the leaving nodes that are tensors."""
+        return tuple(node for node in self.leaving if facts_of(node) is not None)
+
+
+def border(nodes: tuple[torch.fx.Node, ...]) -> Border | None:
+    """The border of ``nodes``; None where they read something whose facts are not known, or no tensor crosses it."""
     inside = set(nodes)
     inputs: dict[torch.fx.Node, TensorFacts] = {}
     sizes: dict[torch.fx.Node, int] = {}
@@ -238,11 +253,16 @@ def _close(site: Site, nodes: tuple[torch.fx.Node, ...], scope: Scope) -> Neighb
                 sizes[read] = size
             else:
                 return None
-    outputs = tuple(n for n in nodes if any(user not in inside for user in n.users) and facts_of(n) is not None)
-    whole = all(facts_of(n) is not None or inside.issuperset(n.users) for n in nodes)
-    if not outputs or not whole or not inputs:
+    leaving = tuple(node for node in nodes if any(user not in inside for user in node.users))
+    found = Border(tuple(inputs.items()), sizes, leaving)
+    return found if found.inputs and found.outputs else None
+
+
+def _close(site: Site, nodes: tuple[torch.fx.Node, ...], scope: Scope) -> Neighbourhood | None:
+    found = border(nodes)
+    if found is None or found.leaving != found.outputs:
         return None
-    return Neighbourhood(site, nodes, tuple(inputs.items()), sizes, outputs, scope)
+    return Neighbourhood(site, nodes, found.inputs, found.sizes, found.outputs, scope)
 
 
 def digest(signature: dict[str, Any]) -> str:

@@ -15,9 +15,9 @@ import torch
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from opgraft.compile import reference
-from opgraft.compile.metadata import facts, facts_of, number, value_of
+from opgraft.compile.metadata import facts, value_of
 from opgraft.compile.mutation import writes
-from opgraft.compile.neighbourhood import moved, spelled_nodes
+from opgraft.compile.neighbourhood import border, moved, spelled_nodes
 from opgraft.compile.rewrite import put_kernel
 from opgraft.compile.scope import Scope
 from opgraft.compile.site import Site, TensorFacts
@@ -111,7 +111,11 @@ def around(site: Site, changes: Sequence[Change], scopes: dict[torch.fx.Node, Sc
     inside = set(nodes)
     if not inside - set(site.nodes):
         return None
-    return _closed(tuple(c for c in changes if inside.issuperset(c.site.nodes)), nodes, scope)
+    found = border(nodes)
+    if found is None:
+        return None
+    within = tuple(change for change in changes if inside.issuperset(change.site.nodes))
+    return Stretch(within, nodes, found.inputs, found.sizes, found.outputs, scope)
 
 
 def _can_run(node: torch.fx.Node, scopes: dict[torch.fx.Node, Scope], scope: Scope) -> bool:
@@ -127,25 +131,3 @@ def _can_run(node: torch.fx.Node, scopes: dict[torch.fx.Node, Scope], scope: Sco
 def _does_something(node: torch.fx.Node) -> bool:
     """False for calls for their side effect that torch leaves in its graphs and that change no tensor."""
     return getattr(node.target, "__name__", "") not in ("_log_api_usage_once", "lazy_load_decompositions")
-
-
-def _closed(changes: tuple[Change, ...], nodes: tuple[torch.fx.Node, ...], scope: Scope) -> Stretch | None:
-    inside = set(nodes)
-    inputs: dict[torch.fx.Node, TensorFacts] = {}
-    sizes: dict[torch.fx.Node, int] = {}
-    for node in nodes:
-        for read in node.all_input_nodes:
-            if read in inside or read in inputs or read in sizes:
-                continue
-            fact, size = facts_of(read), number(value_of(read))
-            if fact is not None:
-                inputs[read] = fact
-            elif size is not None:
-                sizes[read] = size
-            else:
-                return None
-    leaving = [n for n in nodes if any(user not in inside for user in n.users)]
-    outputs = tuple(n for n in leaving if facts_of(n) is not None)
-    if not inputs or not outputs:
-        return None
-    return Stretch(changes, nodes, tuple(inputs.items()), sizes, outputs, scope)
