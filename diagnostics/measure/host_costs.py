@@ -17,7 +17,7 @@ from opgraft.diagnostics.measure import _compat, clock, statistics
 from opgraft.diagnostics.measure.arms import own_code
 from opgraft.diagnostics.measure.calls import Call
 
-_STAGES, _ROUNDS, _BURST = 8, 9, 6
+_STAGES, _ROUNDS, _BURST = 8, 9, 12
 _MOST_BYTES = 1 << 30
 
 

@@ -23,6 +23,10 @@ from opgraft.diagnostics.model import Ledger, LedgerTerm
 
 # A step whose kernels run less than this share of it, and whose host time fills it, waits for launches.
 HOST_BOUND_BELOW = 0.7
+# A host that issues a step in less than this share of its kernels' time is never waited for.
+FAR_AHEAD = 0.6
+# Mean kernel beside which the microsecond that the profiler adds between kernels is small.
+LONG_KERNEL_US = 30.0
 
 GAPS, HOST, HIDDEN = "gaps between kernels", "host time, exposed", "hidden behind the host"
 
@@ -213,6 +217,11 @@ def waits(facts: ArmFacts, step_us: float, on_gpu: bool) -> Waits:
     if not on_gpu:
         return Waits(0.0, max(0.0, facts.span_us - facts.kernel_us), False)
     host = facts.host_share * step_us if facts.host_share else facts.enqueue_us
+    number = sum(facts.kernels.values())
+    if 0 < facts.enqueue_us < FAR_AHEAD * facts.kernel_us and facts.kernel_us > LONG_KERNEL_US * number:
+        # Nothing waits for the host, and kernels this long are at the mercy of the power limit: their records, taken
+        # under the load of the timed steps, say more of them than a step that stood behind a pause.
+        return Waits(max(0.0, facts.span_us - facts.kernel_us), 0.0, False)
     if facts.queued_us > 0:
         paced = facts.paced_share * step_us or max(host, facts.queued_us)
         # From an idle device the host is never held up by a full queue, as it may be over many steps.
@@ -233,7 +242,7 @@ def _idle(own: ArmFacts, base: ArmFacts, baseline_us: float, arm_us: float, fact
             name=GAPS,
             us_per_step=mine.gaps - theirs.gaps,
             how="measured",
-            detail="steps issued ahead, less their kernels" if own.queued_us > 0 else "from the profiler's records",
+            detail="steps issued ahead, or the records of kernels, less their kernels",
             launches_per_step=round(launches),
         )
     ]

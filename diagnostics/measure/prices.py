@@ -45,7 +45,10 @@ def measure(device: torch.device) -> Prices:
     size = _SMALLEST
     while size <= _LARGEST:
         source = torch.zeros(size // 8, dtype=torch.float32, device=device)
-        turns += [functools.partial(torch.add, source, 1.0, out=torch.empty_like(source))] * _REPEATS
+        target = torch.empty_like(source)
+        # There and back: each reads what the one before it wrote, as in a step.
+        pairs = [(source, target), (target, source)]
+        turns += [functools.partial(torch.add, pairs[i % 2][0], 1.0, out=pairs[i % 2][1]) for i in range(_REPEATS)]
         sizes.append(size)
         size *= 4
 
