@@ -22,6 +22,25 @@ namespace {
 
 constexpr int64_t SPLITS = 4;
 
+// target_clones does not take templates: one plain function a type.
+#define OPGRAFT_SELECTIVE_TILES(A)                                                                                    \
+  OPGRAFT_CLONES void run_forward(Tile<A>& tile, const A* a, A* h, const A* b, const A* c, int64_t steps, int states, \
+                                  bool use_softplus, bool gated) {                                                    \
+    prepare(tile, use_softplus, steps);                                                                               \
+    forward_tile(tile, a, h, b, c, steps, states);                                                                    \
+    if (c) finish(tile, gated, steps);                                                                                \
+  }                                                                                                                   \
+  OPGRAFT_CLONES void run_backward(Tile<A>& tile, const A* a, const A* h, A* carry, const A* b, const A* c, A* d_a,   \
+                                   A* d_b, A* d_c, A* d_skip, A* d_bias, A* states_of, int64_t steps, int states,     \
+                                   bool use_softplus, bool gated) {                                                   \
+    prepare(tile, use_softplus, steps);                                                                               \
+    gate_gradient(tile, gated, steps);                                                                                \
+    backward_tile(tile, a, h, carry, b, c, d_a, d_b, d_c, states_of, steps, states);                                  \
+    finish_backward(tile, use_softplus, d_skip, d_bias, steps);                                                       \
+  }
+OPGRAFT_SELECTIVE_TILES(float)
+OPGRAFT_SELECTIVE_TILES(double)
+
 // LANES channels from `first` (fewer at a group's end: the rest are zeros) into [step][lane].
 template <typename A, typename T>
 OPGRAFT_INLINE void read_lanes(const T* rows, int64_t pitch, A* out, int64_t lanes, int64_t steps) {

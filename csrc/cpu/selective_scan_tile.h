@@ -232,25 +232,6 @@ OPGRAFT_INLINE void finish_backward(Tile<A>& tile, bool use_softplus, A* d_skip,
   }
 }
 
-// target_clones does not take templates: one plain function a type.
-#define OPGRAFT_SELECTIVE_TILES(A)                                                                                    \
-  OPGRAFT_CLONES void run_forward(Tile<A>& tile, const A* a, A* h, const A* b, const A* c, int64_t steps, int states, \
-                                  bool use_softplus, bool gated) {                                                    \
-    prepare(tile, use_softplus, steps);                                                                               \
-    forward_tile(tile, a, h, b, c, steps, states);                                                                    \
-    if (c) finish(tile, gated, steps);                                                                                \
-  }                                                                                                                   \
-  OPGRAFT_CLONES void run_backward(Tile<A>& tile, const A* a, const A* h, A* carry, const A* b, const A* c, A* d_a,   \
-                                   A* d_b, A* d_c, A* d_skip, A* d_bias, A* states_of, int64_t steps, int states,     \
-                                   bool use_softplus, bool gated) {                                                   \
-    prepare(tile, use_softplus, steps);                                                                               \
-    gate_gradient(tile, gated, steps);                                                                                \
-    backward_tile(tile, a, h, carry, b, c, d_a, d_b, d_c, states_of, steps, states);                                  \
-    finish_backward(tile, use_softplus, d_skip, d_bias, steps);                                                       \
-  }
-OPGRAFT_SELECTIVE_TILES(float)
-OPGRAFT_SELECTIVE_TILES(double)
-
 template <typename T>
 struct Data {
   using A = Accumulate<T>;
