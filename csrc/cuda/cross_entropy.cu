@@ -12,12 +12,13 @@
 namespace opgraft::cuda {
 namespace {
 
-constexpr int RING_THREADS = 256;
+constexpr int RING_WARPS = 4;  // that sum up, and as many that write
 constexpr int64_t SHORT_ROW_BYTES = 8192;
-constexpr int64_t RING_BYTES = 98304;          // two blocks share a multiprocessor
-constexpr int64_t FORWARD_RING_BYTES = 65536;  // three blocks share it: nothing is held
-constexpr int64_t WHOLE_RING_BYTES = 212992;   // one block has it alone
-constexpr int64_t SLICE_BYTES = 81920;         // leaves room to run ahead
+constexpr int64_t RING_BYTES = 98304;        // two blocks share a multiprocessor
+constexpr int64_t THIRD_RING_BYTES = 65536;  // three blocks share it, for rows too short to keep two at work
+constexpr int64_t THIRD_SLICE_BYTES = 32768;
+constexpr int64_t WHOLE_RING_BYTES = 212992;  // one block has it alone
+constexpr int64_t SLICE_BYTES = 81920;        // leaves room to run ahead
 constexpr int64_t CHUNK_BYTES = int64_t(CHUNK_VECTORS) * VECTOR_BYTES;
 
 struct RingPlan {
@@ -28,7 +29,7 @@ struct RingPlan {
 // How rows of `row_bytes` are cut: over as few blocks as hold them, and over more where rows are few.
 RingPlan plan_ring(int64_t rows, int64_t row_bytes, int multiprocessors, bool gradient) {
   RingPlan plan;
-  int64_t ring = gradient ? RING_BYTES : FORWARD_RING_BYTES;
+  int64_t ring = RING_BYTES;
   int cluster = 1;
   const auto slice_of = [&](int blocks) { return (row_bytes + blocks - 1) / blocks; };
   while (cluster < MAX_CLUSTER && ((gradient && slice_of(cluster) > SLICE_BYTES) ||
@@ -36,6 +37,7 @@ RingPlan plan_ring(int64_t rows, int64_t row_bytes, int multiprocessors, bool gr
     cluster *= 2;
   }
   if (gradient && slice_of(cluster) > SLICE_BYTES) ring = WHOLE_RING_BYTES;
+  if (!gradient && slice_of(cluster) <= THIRD_SLICE_BYTES) ring = THIRD_RING_BYTES;
   // One vector more than the row has: an unaligned row touches it.
   const int64_t vectors = row_bytes / VECTOR_BYTES + 2;
   const int64_t share = (vectors + cluster - 1) / cluster;
@@ -46,15 +48,8 @@ RingPlan plan_ring(int64_t rows, int64_t row_bytes, int multiprocessors, bool gr
   shape.chunks = (shape.slice_vectors + shape.chunk_vectors - 1) / shape.chunk_vectors;
   shape.slots = static_cast<int>(std::min<int64_t>(ring / (shape.chunk_vectors * VECTOR_BYTES), MAX_SLOTS));
   shape.held = shape.chunks <= shape.slots;
-  plan.bytes = RING_STATE_BYTES + int64_t(shape.slots) * shape.chunk_vectors * VECTOR_BYTES;
+  plan.bytes = int64_t(shape.slots) * shape.chunk_vectors * VECTOR_BYTES;
   return plan;
-}
-
-// Machine code for Hopper or newer is in the library and fits the device: the kernel is not empty.
-template <typename Kernel>
-bool has_ring(Kernel kernel) {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
 // Clusters that run at once; rows are dealt to exactly so many.
@@ -66,35 +61,36 @@ int64_t clusters_at_once(Kernel kernel, const cudaLaunchConfig_t& config) {
 }
 
 template <typename T, bool GRADIENT, bool GENERAL>
-bool launch_ring(const Launch& context, const CrossEntropyCall<T>& call) {
-  const auto kernel = &cross_entropy_ring<T, GRADIENT, GENERAL, RING_THREADS>;
-  static const bool usable = has_ring(kernel);
-  if (!usable) return false;
+void launch_ring(const Launch& context, const CrossEntropyCall<T>& call) {
+  const auto kernel = &cross_entropy_ring<T, GRADIENT, GENERAL, RING_WARPS>;
   const RingPlan plan = plan_ring(call.layout.rows, call.layout.classes * static_cast<int64_t>(sizeof(T)),
                                   context.multiprocessors(), GRADIENT);
-  STD_CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.bytes)));
+  const int64_t bytes = RING_STATE_BYTES<T> + plan.bytes;
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
   cudaLaunchConfig_t config = {};
-  config.blockDim = dim3(RING_THREADS + 32);
-  config.dynamicSmemBytes = static_cast<size_t>(plan.bytes);
+  config.blockDim = dim3(ring_threads(RING_WARPS, GRADIENT));
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = context.stream();
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(plan.shape.cluster);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = static_cast<unsigned>(plan.shape.cluster);
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes;
   config.numAttrs = 1;
   config.gridDim = dim3(static_cast<unsigned>(plan.shape.cluster));
   const int64_t clusters = std::min(call.layout.rows, clusters_at_once(kernel, config));
   config.gridDim = dim3(static_cast<unsigned>(clusters * plan.shape.cluster));
+  // Only `measure_targets` may be still at work when logits are read: whatever else stands before is older.
+  config.numAttrs = call.scales != nullptr ? 2 : 1;
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, call, plan.shape));
-  return true;
 }
 
 template <typename T, bool GRADIENT, bool GENERAL>
 void launch_rows(const Launch& context, const CrossEntropyCall<T>& call) {
   if (call.layout.classes * static_cast<int64_t>(sizeof(T)) > SHORT_ROW_BYTES) {
-    if (launch_ring<T, GRADIENT, GENERAL>(context, call)) return;
+    if (code_version() >= 90) return launch_ring<T, GRADIENT, GENERAL>(context, call);
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(call.layout.rows, 0x7fffffff));
     cross_entropy_rows<T, GRADIENT, GENERAL, ROWS_BLOCK><<<blocks, ROWS_BLOCK, 0, context.stream()>>>(call);
   } else {
@@ -132,8 +128,8 @@ OptionalTensor measure(const Launch& context, CrossEntropyCall<T>& call, const C
   using A = DeviceAccumulate<T>;
   if (!in.mean() && (call.weight == nullptr || call.smoothing == A(0))) return std::nullopt;
   Tensor scales = new_contiguous(in.logits, {SCALES}, accumulate_type(in.logits.scalar_type()));
-  measure_targets<T>
-      <<<1, SUM_BLOCK, 0, context.stream()>>>(call, in.mean(), static_cast<A*>(scales.mutable_data_ptr()));
+  launch_overlapping(measure_targets<T>, 1, SUM_BLOCK, context.stream(), call, in.mean(),
+                     static_cast<A*>(scales.mutable_data_ptr()));
   Launch::check();
   call.scales = static_cast<const A*>(scales.const_data_ptr());
   return scales;
@@ -158,8 +154,8 @@ void forward(const char* op, CrossEntropyForward& given) {
       }
     }
     if (given.reduced()) {
-      sum_losses<A><<<1, SUM_BLOCK, 0, context.stream()>>>(call.loss, call.layout.rows, call.scales,
-                                                           static_cast<A*>(given.loss.mutable_data_ptr()));
+      launch_overlapping(sum_losses<A>, 1, SUM_BLOCK, context.stream(), call.loss, call.layout.rows, call.scales,
+                         static_cast<A*>(given.loss.mutable_data_ptr()));
       Launch::check();
     }
   });
@@ -183,12 +179,8 @@ void backward(const char* op, CrossEntropyBackward& given, bool skip_if_one) {
     const int64_t tiles = call.layout.rows * ((call.layout.classes + TILE_ELEMENTS - 1) / TILE_ELEMENTS);
     const auto blocks = static_cast<unsigned>(
         std::min<int64_t>(tiles, int64_t(context.multiprocessors()) * (2048 / ROWS_BLOCK) * (skip_if_one ? 1 : 4)));
-    if (is_general(call)) {
-      cross_entropy_backward<T, true><<<blocks, ROWS_BLOCK, 0, context.stream()>>>(call);
-    } else {
-      cross_entropy_backward<T, false><<<blocks, ROWS_BLOCK, 0, context.stream()>>>(call);
-    }
-    Launch::check();
+    launch_overlapping(is_general(call) ? cross_entropy_backward<T, true> : cross_entropy_backward<T, false>, blocks,
+                       ROWS_BLOCK, context.stream(), call);
   });
 }
 
