@@ -7,7 +7,7 @@ VENV := .venv$(if $(filter-out $(PINNED),$(TORCH)),-$(TORCH))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
-NATIVE := $(shell find csrc tests/gpu examples -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
+NATIVE := $(shell find csrc tests/gpu examples -name '*.cpp' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 PACKAGES := $(shell find plugin diagnostics -name __init__.py)
 
 .PHONY: demo test test-short corpus lint format setup clean

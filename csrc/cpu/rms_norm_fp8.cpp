@@ -8,6 +8,7 @@
 #include "cpu/fp8_row.h"
 #include "cpu/row_inputs.h"
 #include "ops.h"
+#include "support/fp8_call.h"
 
 namespace opgraft::cpu {
 namespace {
@@ -46,43 +47,29 @@ OPGRAFT_NORM_FP8_ROWS(double, double)
 OPGRAFT_NORM_FP8_ROWS(Half, float)
 OPGRAFT_NORM_FP8_ROWS(BFloat16, float)
 
-struct NormFp8 {
-  Tensor codes;
-  Tensor scales;
-  Tensor summed;
-};
-
-NormFp8 norm_fp8(const char* op, const Tensor& x, const Tensor* residual, const OptionalTensor& weight, double eps,
-                 double offset, bool cast_before_weight, const Fp8Shape& fp8, RowShape shape) {
-  NormFp8 out{new_contiguous(x, x.sizes(), ScalarType::Float8_e4m3fn),
-              new_contiguous(x, with_last(x, fp8.blocks), ScalarType::Float), residual ? new_contiguous_like(x) : x};
-  if (shape.length == 0) {
-    torch::stable::fill_(out.scales, fp8_scale(0.0f, fp8.rule));
-    return out;
-  }
-  const RowView rows = as_rows(x);
-  const RowView residuals = residual ? as_rows(*residual) : rows;
-  auto* codes = static_cast<uint8_t*>(out.codes.mutable_data_ptr());
-  auto* scales = static_cast<float*>(out.scales.mutable_data_ptr());
-  dispatch_floating(op, x, [&](auto tag) {
+void run(NormFp8Call& call) {
+  const RowShape shape = call.shape;
+  const Fp8Shape& fp8 = call.fp8;
+  uint8_t* const codes = call.out.code_data();
+  float* const scales = call.out.scale_data();
+  dispatch_floating("rms_norm_fp8", call.rows.tensor, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = Accumulate<T>;
-    const std::vector<A> factors = row_factors<A>(weight, shape.length, offset);
+    const std::vector<A> factors = row_factors<A>(call.weight, shape.length, call.offset);
     const RowMapping mapping = row_mapping(shape.length, sizeof(T));
-    T* sums = residual ? out.summed.template mutable_data_ptr<T>() : nullptr;
+    T* const sums = call.summed ? call.summed->template mutable_data_ptr<T>() : nullptr;
     parallel_for(0, shape.rows, row_grain(shape.length), [&](int64_t begin, int64_t end) {
       std::vector<float> values(shape.length);
       std::vector<A> lanes(mapping.threads * (ROW_VECTOR_BYTES / sizeof(T)));
       for (int64_t r = begin; r < end; ++r) {
         const int64_t at = r * shape.length;
-        fp8_row(row_of<T>(rows, r), residual ? row_of<T>(residuals, r) : nullptr, sums ? sums + at : nullptr,
-                factors.data(), values.data(), shape.length, mapping, lanes.data(), static_cast<A>(eps),
-                cast_before_weight, fp8.by_block ? FP8_BLOCK : shape.length, fp8.rule, codes + at,
-                scales + r * fp8.blocks);
+        fp8_row(row_of<T>(call.rows, r), call.residuals ? row_of<T>(*call.residuals, r) : nullptr,
+                sums ? sums + at : nullptr, factors.data(), values.data(), shape.length, mapping, lanes.data(),
+                static_cast<A>(call.eps), call.cast_before_weight, fp8.by_block ? FP8_BLOCK : shape.length, fp8.rule,
+                codes + at, scales + r * fp8.blocks);
       }
     });
   });
-  return out;
 }
 
 }  // namespace
@@ -90,21 +77,18 @@ NormFp8 norm_fp8(const char* op, const Tensor& x, const Tensor* residual, const 
 std::tuple<Tensor, Tensor> rms_norm_fp8(const Tensor& x, const OptionalTensor& weight, double eps, double offset,
                                         bool cast_before_weight, int64_t block, std::optional<double> scale_upper_bound,
                                         bool power_of_two) {
-  const RowShape shape = check_rms_norm("rms_norm_fp8", x, weight);
-  const Fp8Shape fp8 = check_fp8("rms_norm_fp8", shape, block, scale_upper_bound, power_of_two);
-  const NormFp8 out = norm_fp8("rms_norm_fp8", x, nullptr, weight, eps, offset, cast_before_weight, fp8, shape);
-  return {out.codes, out.scales};
+  const NormFp8Call done = norm_fp8("rms_norm_fp8", x, std::nullopt, weight, eps, offset, cast_before_weight, block,
+                                    scale_upper_bound, power_of_two, run);
+  return {done.out.codes, done.out.scales};
 }
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fp8(const Tensor& x, const Tensor& residual,
                                                     const OptionalTensor& weight, double eps, double offset,
                                                     bool cast_before_weight, int64_t block,
                                                     std::optional<double> scale_upper_bound, bool power_of_two) {
-  const RowShape shape = check_rms_norm("add_rms_norm_fp8", x, weight);
-  check_alike("add_rms_norm_fp8", "residual", residual, "x", x);
-  const Fp8Shape fp8 = check_fp8("add_rms_norm_fp8", shape, block, scale_upper_bound, power_of_two);
-  const NormFp8 out = norm_fp8("add_rms_norm_fp8", x, &residual, weight, eps, offset, cast_before_weight, fp8, shape);
-  return {out.codes, out.scales, out.summed};
+  const NormFp8Call done = norm_fp8("add_rms_norm_fp8", x, residual, weight, eps, offset, cast_before_weight, block,
+                                    scale_upper_bound, power_of_two, run);
+  return {done.out.codes, done.out.scales, *done.summed};
 }
 
 }  // namespace opgraft::cpu

@@ -1,7 +1,8 @@
 // rms_norm and add_rms_norm: the loops over a row, behind plain pointers. cpu/rms_norm.cpp binds them to the ops.
 //
 // A row is read from memory once and again from the cache: once for its sums, once for its result. Sums are taken in
-// LANES independent parts, so that they are vector operations. Bytes: one read and one write an element forward
+// LANES independent parts, so that they are vector operations, and over PART elements at a time: a float that has added
+// up thousands of squares would lose their last digits. Bytes: one read and one write an element forward
 // (add_rms_norm two and two), two reads (three with the sum's gradient) and one write backward.
 #pragma once
 
@@ -15,6 +16,7 @@ namespace opgraft::cpu {
 namespace {
 
 constexpr int LANES = 32;
+constexpr int64_t PART = 4096;
 
 template <typename A>
 OPGRAFT_INLINE A add_lanes(A (&lanes)[LANES]) {
@@ -26,19 +28,24 @@ OPGRAFT_INLINE A add_lanes(A (&lanes)[LANES]) {
 
 template <typename T, typename A = Accumulate<T>>
 OPGRAFT_INLINE A sum_of_squares(const T* x, int64_t length) {
-  A lanes[LANES] = {};
-  int64_t i = 0;
-  for (; i + LANES <= length; i += LANES) {
-    for (int l = 0; l < LANES; ++l) {
-      const A value = widen(x[i + l]);
+  double total = 0;
+  for (int64_t first = 0; first < length; first += PART) {
+    const int64_t end = first + PART < length ? first + PART : length;
+    A lanes[LANES] = {};
+    int64_t i = first;
+    for (; i + LANES <= end; i += LANES) {
+      for (int l = 0; l < LANES; ++l) {
+        const A value = widen(x[i + l]);
+        lanes[l] += value * value;
+      }
+    }
+    for (int l = 0; i < end; ++i, ++l) {
+      const A value = widen(x[i]);
       lanes[l] += value * value;
     }
+    total += add_lanes(lanes);
   }
-  for (int l = 0; i < length; ++i, ++l) {
-    const A value = widen(x[i]);
-    lanes[l] += value * value;
-  }
-  return add_lanes(lanes);
+  return static_cast<A>(total);
 }
 
 template <typename A>
@@ -73,22 +80,28 @@ OPGRAFT_INLINE void sum_row(const T* x, const T* residual, T* summed, int64_t le
 template <typename T, typename A>
 OPGRAFT_INLINE void backward_row(const T* grad, const T* x, const T* more, const A* factors, T* grad_x, A* share,
                                  int64_t length, A eps) {
-  A squares[LANES] = {}, products[LANES] = {};
-  int64_t i = 0;
-  for (; i + LANES <= length; i += LANES) {
-    for (int l = 0; l < LANES; ++l) {
-      const A value = widen(x[i + l]);
-      squares[l] += value * value;
-      products[l] += value * (static_cast<A>(widen(grad[i + l])) * factors[i + l]);
+  double all_squares = 0, all_products = 0;
+  for (int64_t first = 0; first < length; first += PART) {
+    const int64_t end = first + PART < length ? first + PART : length;
+    A squares[LANES] = {}, products[LANES] = {};
+    int64_t i = first;
+    for (; i + LANES <= end; i += LANES) {
+      for (int l = 0; l < LANES; ++l) {
+        const A value = widen(x[i + l]);
+        squares[l] += value * value;
+        products[l] += value * (static_cast<A>(widen(grad[i + l])) * factors[i + l]);
+      }
     }
+    for (int l = 0; i < end; ++i, ++l) {
+      const A value = widen(x[i]);
+      squares[l] += value * value;
+      products[l] += value * (static_cast<A>(widen(grad[i])) * factors[i]);
+    }
+    all_squares += add_lanes(squares);
+    all_products += add_lanes(products);
   }
-  for (int l = 0; i < length; ++i, ++l) {
-    const A value = widen(x[i]);
-    squares[l] += value * value;
-    products[l] += value * (static_cast<A>(widen(grad[i])) * factors[i]);
-  }
-  const A scale = inverse_root(add_lanes(squares), length, eps);
-  const A pull = scale * scale * scale * add_lanes(products) / static_cast<A>(length);
+  const A scale = inverse_root(static_cast<A>(all_squares), length, eps);
+  const A pull = scale * scale * scale * static_cast<A>(all_products) / static_cast<A>(length);
   if (more) {
     for (int64_t j = 0; j < length; ++j) {
       const A value = widen(x[j]), up = widen(grad[j]);

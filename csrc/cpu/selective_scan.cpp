@@ -1,4 +1,4 @@
-// Mamba's selective scan, forward, backward and one step, on the CPU.
+// Mamba's selective scan, forward and backward, on the CPU.
 //
 // LANES channels side by side in vectors, STEPS steps at a time: u and delta are transposed into [step][lane] buffers
 // that stay in L1, then every state is taken along the steps with its LANES values in registers. The exponentials of a
@@ -11,240 +11,16 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
+#include "cpu/selective_scan_tile.h"
 #include "ops.h"
-#include "support/check.h"
-#include "support/convert.h"
 #include "support/dispatch.h"
-#include "support/exp.h"
-#include "support/parallel.h"
-#include "support/selective_call.h"
-#include "support/tensor.h"
 
 namespace opgraft::cpu {
 namespace {
 
-constexpr int64_t LANES = 16;
-constexpr int64_t STEPS = 64;
-constexpr int64_t TILE = LANES * STEPS;
 constexpr int64_t SPLITS = 4;
-constexpr int SUMMED_STATES = 16;
-constexpr double SOFTPLUS_THRESHOLD = 20;  // torch's: above it softplus is the identity
-
-template <typename A>
-OPGRAFT_INLINE A softplus(A x) {
-  if constexpr (std::is_same_v<A, double>) {
-    return x > SOFTPLUS_THRESHOLD ? x : std::log1p(std::exp(x));
-  } else {
-    // max(x, 0) + log(1 + e^-|x|); log(1 + y) = 2 atanh(y / (2 + y)), whose series to s^15 is exact to 2e-9 at s = 1/3.
-    const A y = exponential(x > A(0) ? -x : x);
-    const A s = y / (A(2) + y);
-    const A q = s * s;
-    A series = A(1) / A(15);
-    series = series * q + A(1) / A(13);
-    series = series * q + A(1) / A(11);
-    series = series * q + A(1) / A(9);
-    series = series * q + A(1) / A(7);
-    series = series * q + A(1) / A(5);
-    series = series * q + A(1) / A(3);
-    series = series * q + A(1);
-    const A value = (x > A(0) ? x : A(0)) + A(2) * s * series;
-    return x > A(SOFTPLUS_THRESHOLD) ? x : value;
-  }
-}
-
-template <typename A>
-OPGRAFT_INLINE A softplus_slope(A x) {
-  return x > A(SOFTPLUS_THRESHOLD) ? A(1) : A(1) / (A(1) + exponential(-x));
-}
-
-template <typename A>
-OPGRAFT_INLINE A logistic(A x) {
-  return A(1) / (A(1) + exponential(-x));
-}
-
-template <typename A>
-OPGRAFT_INLINE A silu(A x) {
-  const A s = logistic(x);
-  return s == A(0) ? A(0) : x * s;
-}
-
-template <typename A>
-OPGRAFT_INLINE A silu_slope(A x) {
-  const A s = logistic(x);
-  const A curve = s * (A(1) - s);
-  return s + (curve == A(0) ? A(0) : x * curve);
-}
-
-// The buffers of one group of LANES channels over one tile: [step][lane] unless said otherwise.
-template <typename A>
-struct Tile {
-  A u[TILE];
-  A raw[TILE];    // delta + delta_bias
-  A step[TILE];   // the step size: raw, or its softplus
-  A input[TILE];  // step * u
-  A y[TILE];      // sum over states of C h
-  A decay[TILE];
-  A gate[TILE];  // z
-  A up[TILE];    // incoming gradient
-  A dy[TILE];    // of y before the gate
-  A d_input[TILE];
-  A d_step[TILE];
-  A part_y[TILE];  // of SUMMED_STATES states: sums over many states stay as exact as over few
-  A part_input[TILE];
-  A part_step[TILE];
-  A skip[LANES];
-  A bias[LANES];
-};
-
-template <typename A>
-OPGRAFT_INLINE void prepare(Tile<A>& tile, bool use_softplus, int64_t steps) {
-  for (int64_t i = 0; i < steps * LANES; ++i) tile.step[i] = use_softplus ? softplus(tile.raw[i]) : tile.raw[i];
-  for (int64_t i = 0; i < steps * LANES; ++i) {
-    tile.input[i] = tile.step[i] * tile.u[i];
-    tile.y[i] = tile.part_y[i] = A(0);
-  }
-}
-
-template <typename A>
-OPGRAFT_INLINE void fill_decay(Tile<A>& tile, const A* a, int64_t steps) {
-  for (int64_t t = 0; t < steps; ++t) {
-    for (int64_t l = 0; l < LANES; ++l) tile.decay[t * LANES + l] = exponential(tile.step[t * LANES + l] * a[l]);
-  }
-}
-
-inline bool part_is_full(int n, int states) { return n + 1 == states || n % SUMMED_STATES == SUMMED_STATES - 1; }
-
-template <typename A>
-OPGRAFT_INLINE void flush(A* part, A* total, int64_t steps) {
-  for (int64_t i = 0; i < steps * LANES; ++i) {
-    total[i] += part[i];
-    part[i] = A(0);
-  }
-}
-
-// One tile of all states. a and h are [state][lane]; b and c are [state][STEPS]. c may be null: states only.
-template <typename A>
-OPGRAFT_INLINE void forward_tile(Tile<A>& tile, const A* a, A* h, const A* b, const A* c, int64_t steps, int states) {
-  for (int n = 0; n < states; ++n) {
-    fill_decay(tile, a + n * LANES, steps);
-    A state[LANES];
-    for (int64_t l = 0; l < LANES; ++l) state[l] = h[n * LANES + l];
-    for (int64_t t = 0; t < steps; ++t) {
-      const A bt = b[n * STEPS + t];
-      for (int64_t l = 0; l < LANES; ++l) {
-        state[l] = tile.decay[t * LANES + l] * state[l] + tile.input[t * LANES + l] * bt;
-      }
-      if (c) {
-        const A ct = c[n * STEPS + t];
-        for (int64_t l = 0; l < LANES; ++l) tile.part_y[t * LANES + l] += state[l] * ct;
-      }
-    }
-    for (int64_t l = 0; l < LANES; ++l) h[n * LANES + l] = state[l];
-    if (c && part_is_full(n, states)) flush(tile.part_y, tile.y, steps);
-  }
-}
-
-template <typename A>
-OPGRAFT_INLINE A sum_lanes(const A* values) {
-  A part[LANES];
-  for (int64_t l = 0; l < LANES; ++l) part[l] = values[l];
-  for (int64_t half = LANES / 2; half > 0; half /= 2) {
-    for (int64_t l = 0; l < half; ++l) part[l] += part[l + half];
-  }
-  return part[0];
-}
-
-// The same tile backwards. h: the states that enter it; carry: the gradient of the states that leave it, replaced by
-// that of those that enter. states_of is [STEPS + 1][lane] scratch. d_b, d_c: [state][STEPS], added to.
-template <typename A>
-OPGRAFT_INLINE void backward_tile(Tile<A>& tile, const A* a, const A* h, A* carry, const A* b, const A* c, A* d_a,
-                                  A* d_b, A* d_c, A* states_of, int64_t steps, int states) {
-  for (int64_t i = 0; i < steps * LANES; ++i) {
-    tile.d_input[i] = tile.d_step[i] = tile.part_input[i] = tile.part_step[i] = A(0);
-  }
-  for (int n = 0; n < states; ++n) {
-    fill_decay(tile, a + n * LANES, steps);
-    for (int64_t l = 0; l < LANES; ++l) states_of[l] = h[n * LANES + l];
-    for (int64_t t = 0; t < steps; ++t) {
-      const A bt = b[n * STEPS + t];
-      const A ct = c[n * STEPS + t];
-      for (int64_t l = 0; l < LANES; ++l) {
-        const int64_t i = t * LANES + l;
-        states_of[i + LANES] = tile.decay[i] * states_of[i] + tile.input[i] * bt;
-        tile.part_y[i] += states_of[i + LANES] * ct;
-      }
-    }
-    A later[LANES], slope[LANES];
-    for (int64_t l = 0; l < LANES; ++l) {
-      later[l] = carry[n * LANES + l];
-      slope[l] = A(0);
-    }
-    for (int64_t t = steps - 1; t >= 0; --t) {
-      const A bt = b[n * STEPS + t];
-      const A ct = c[n * STEPS + t];
-      A to_b[LANES], to_c[LANES];
-      for (int64_t l = 0; l < LANES; ++l) {
-        const int64_t i = t * LANES + l;
-        const A total = tile.dy[i] * ct + later[l];
-        to_c[l] = tile.dy[i] * states_of[i + LANES];
-        to_b[l] = total * tile.input[i];
-        tile.part_input[i] += total * bt;
-        later[l] = tile.decay[i] * total;
-        const A to_exponent = later[l] * states_of[i];
-        tile.part_step[i] += to_exponent * a[n * LANES + l];
-        slope[l] += to_exponent * tile.step[i];
-      }
-      d_b[n * STEPS + t] += sum_lanes(to_b);
-      d_c[n * STEPS + t] += sum_lanes(to_c);
-    }
-    for (int64_t l = 0; l < LANES; ++l) {
-      carry[n * LANES + l] = later[l];
-      d_a[n * LANES + l] += slope[l];
-    }
-    if (part_is_full(n, states)) {
-      flush(tile.part_y, tile.y, steps);
-      flush(tile.part_input, tile.d_input, steps);
-      flush(tile.part_step, tile.d_step, steps);
-    }
-  }
-}
-
-// y becomes the output, in place.
-template <typename A>
-OPGRAFT_INLINE void finish(Tile<A>& tile, bool gated, int64_t steps) {
-  for (int64_t t = 0; t < steps; ++t) {
-    for (int64_t l = 0; l < LANES; ++l) tile.y[t * LANES + l] += tile.skip[l] * tile.u[t * LANES + l];
-  }
-  if (gated) {
-    for (int64_t i = 0; i < steps * LANES; ++i) tile.y[i] *= silu(tile.gate[i]);
-  }
-}
-
-template <typename A>
-OPGRAFT_INLINE void gate_gradient(Tile<A>& tile, bool gated, int64_t steps) {
-  for (int64_t i = 0; i < steps * LANES; ++i) tile.dy[i] = gated ? tile.up[i] * silu(tile.gate[i]) : tile.up[i];
-}
-
-// After backward_tile: up becomes d_z, d_input becomes d_u, d_step becomes d_delta. Adds to d_skip and d_bias.
-template <typename A>
-OPGRAFT_INLINE void finish_backward(Tile<A>& tile, bool use_softplus, A* d_skip, A* d_bias, int64_t steps) {
-  for (int64_t t = 0; t < steps; ++t) {
-    for (int64_t l = 0; l < LANES; ++l) {
-      const int64_t i = t * LANES + l;
-      const A y = tile.y[i] + tile.skip[l] * tile.u[i];
-      tile.up[i] = tile.up[i] * y * silu_slope(tile.gate[i]);
-      d_skip[l] += tile.dy[i] * tile.u[i];
-      const A slope = use_softplus ? softplus_slope(tile.raw[i]) : A(1);
-      const A d_raw = (tile.d_step[i] + tile.d_input[i] * tile.u[i]) * slope;
-      tile.d_input[i] = tile.d_input[i] * tile.step[i] + tile.dy[i] * tile.skip[l];
-      tile.d_step[i] = d_raw;
-      d_bias[l] += d_raw;
-    }
-  }
-}
 
 // target_clones does not take templates: one plain function a type.
 #define OPGRAFT_SELECTIVE_TILES(A)                                                                                    \
@@ -264,19 +40,6 @@ OPGRAFT_INLINE void finish_backward(Tile<A>& tile, bool use_softplus, A* d_skip,
   }
 OPGRAFT_SELECTIVE_TILES(float)
 OPGRAFT_SELECTIVE_TILES(double)
-
-template <typename T>
-struct Data {
-  using A = Accumulate<T>;
-  SelectiveShape shape;
-  const T *u, *delta, *b, *c, *z;
-  const A *a, *d, *bias, *initial;
-  MatrixStrides b_strides, c_strides;
-  bool use_softplus;
-
-  int64_t row(int64_t batch, int64_t channel) const { return (batch * shape.channels + channel) * shape.length; }
-  int64_t state(int64_t batch, int64_t channel) const { return (batch * shape.channels + channel) * shape.states; }
-};
 
 // LANES channels from `first` (fewer at a group's end: the rest are zeros) into [step][lane].
 template <typename A, typename T>
@@ -440,35 +203,6 @@ void add_parts(const A* in, T* out, int64_t parts, int64_t size) {
   });
 }
 
-// One plain function a dtype around the templates, so that transposes are vectorised as well.
-template <typename T>
-Data<T> data_of(const SelectiveShape& shape, const SelectiveArguments& a) {
-  using A = Accumulate<T>;
-  return {shape,
-          a.u.const_data_ptr<T>(),
-          a.delta.const_data_ptr<T>(),
-          a.B.const_data_ptr<T>(),
-          a.C.const_data_ptr<T>(),
-          optional_data<T>(a.z),
-          a.A.const_data_ptr<A>(),
-          optional_data<A>(a.D),
-          optional_data<A>(a.delta_bias),
-          optional_data<A>(a.initial_state),
-          MatrixStrides::of(a.B),
-          MatrixStrides::of(a.C),
-          a.delta_softplus};
-}
-
-template <typename A>
-void update_row(A* h, const A* a, A step, A input, A& y, int states, const A* b, const A* c) {
-  A sum = A(0);
-  for (int n = 0; n < states; ++n) {
-    h[n] = exponential(step * a[n]) * h[n] + input * b[n];
-    sum += h[n] * c[n];
-  }
-  y = sum;
-}
-
 }  // namespace
 
 std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
@@ -546,67 +280,9 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
   return call.gradients();
 }
 
-namespace {
-
-void run_step(SelectiveStep& step) {
-  const SelectiveShape shape = step.shape;
-  dispatch_floating("selective_scan_update", step.in.u, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using S = Accumulate<T>;
-    const Data<T> d = data_of<T>(shape, step.in.arguments());
-    T* out = step.y.mutable_data_ptr<T>();
-    S* to = step.next.mutable_data_ptr<S>();
-    const int64_t grain = std::max<int64_t>(1, GRAIN_ELEMENTS / shape.states / 8);
-    parallel_for(0, shape.batch * shape.channels, grain, [=](int64_t begin, int64_t end) {
-      S b[MAX_STATES], c[MAX_STATES];
-      int64_t held = -1;
-      for (int64_t row = begin; row < end; ++row) {
-        const int64_t channel = row % shape.channels, batch = row / shape.channels;
-        const int64_t group = channel / shape.per_group();
-        if (held != batch * shape.groups + group) {
-          held = batch * shape.groups + group;
-          for (int n = 0; n < shape.states; ++n) {
-            b[n] = widen(d.b[batch * d.b_strides.batch + group * d.b_strides.group + n * d.b_strides.state]);
-            c[n] = widen(d.c[batch * d.c_strides.batch + group * d.c_strides.group + n * d.c_strides.state]);
-          }
-        }
-        S* h = to + row * shape.states;
-        std::copy(d.initial + row * shape.states, d.initial + (row + 1) * shape.states, h);
-        const S raw = widen(d.delta[row]) + (d.bias ? d.bias[channel] : S(0));
-        const S dt = d.use_softplus ? softplus(raw) : raw;
-        const S x = widen(d.u[row]);
-        S sum;
-        update_row<S>(h, d.a + channel * shape.states, dt, dt * x, sum, shape.states, b, c);
-        if (d.d) sum += d.d[channel] * x;
-        if (d.z) sum *= silu(S(widen(d.z[row])));
-        out[row] = narrow<T>(sum);
-      }
-    });
-  });
-}
-
-}  // namespace
-
-std::tuple<Tensor, Tensor> selective_scan_update(const Tensor& state, const Tensor& u, const Tensor& delta,
-                                                 const Tensor& A, const Tensor& B, const Tensor& C,
-                                                 const OptionalTensor& D, const OptionalTensor& z,
-                                                 const OptionalTensor& delta_bias, bool delta_softplus) {
-  return step_selective("selective_scan_update", state,
-                        {u, delta, A, B, C, D, z, delta_bias, delta_softplus, std::nullopt}, run_step);
-}
-
-Tensor selective_scan_update_(Tensor state, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
-                              const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
-                              const OptionalTensor& delta_bias, bool delta_softplus) {
-  return step_selective_in_place("selective_scan_update_", state,
-                                 {u, delta, A, B, C, D, z, delta_bias, delta_softplus, std::nullopt}, run_step);
-}
-
 }  // namespace opgraft::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(opgraft, CPU, m) {
   m.impl("selective_scan", TORCH_BOX(&opgraft::cpu::selective_scan));
   m.impl("selective_scan_backward", TORCH_BOX(&opgraft::cpu::selective_scan_backward));
-  m.impl("selective_scan_update", TORCH_BOX(&opgraft::cpu::selective_scan_update));
-  m.impl("selective_scan_update_", TORCH_BOX(&opgraft::cpu::selective_scan_update_));
 }

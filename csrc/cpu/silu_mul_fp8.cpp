@@ -4,6 +4,7 @@
 #include "cpu/fp8_row.h"
 #include "cpu/row_inputs.h"
 #include "ops.h"
+#include "support/fp8_call.h"
 #include "support/silu_rule.h"
 
 namespace opgraft::cpu {
@@ -35,26 +36,22 @@ std::tuple<Tensor, Tensor> silu_mul_fp8(const Tensor& gate, const Tensor& up, in
   const RowShape shape = row_shape("silu_mul_fp8", "gate", gate);
   check_alike("silu_mul_fp8", "up", up, "gate", gate);
   const Fp8Shape fp8 = check_fp8("silu_mul_fp8", shape, block, scale_upper_bound, power_of_two);
-  Tensor codes = new_contiguous(gate, gate.sizes(), ScalarType::Float8_e4m3fn);
-  Tensor scales = new_contiguous(gate, with_last(gate, fp8.blocks), ScalarType::Float);
-  if (shape.length == 0) {
-    torch::stable::fill_(scales, fp8_scale(0.0f, fp8.rule));
-    return {codes, scales};
-  }
+  Fp8Results out = new_fp8(gate, shape, fp8);
+  if (gate.numel() == 0) return {out.codes, out.scales};
   const RowView gates = as_rows(gate), ups = as_rows(up);
-  auto* code = static_cast<uint8_t*>(codes.mutable_data_ptr());
-  auto* scale = static_cast<float*>(scales.mutable_data_ptr());
+  uint8_t* const codes = out.code_data();
+  float* const scales = out.scale_data();
   dispatch_floating("silu_mul_fp8", gate, [&](auto tag) {
     using T = typename decltype(tag)::type;
     parallel_for(0, shape.rows, row_grain(shape.length), [&](int64_t begin, int64_t end) {
       std::vector<float> values(shape.length);
       for (int64_t r = begin; r < end; ++r) {
         silu_row(row_of<T>(gates, r), row_of<T>(ups, r), values.data(), shape.length,
-                 fp8.by_block ? FP8_BLOCK : shape.length, fp8.rule, code + r * shape.length, scale + r * fp8.blocks);
+                 fp8.by_block ? FP8_BLOCK : shape.length, fp8.rule, codes + r * shape.length, scales + r * fp8.blocks);
       }
     });
   });
-  return {codes, scales};
+  return {out.codes, out.scales};
 }
 
 }  // namespace opgraft::cpu

@@ -1,16 +1,19 @@
 // Cross entropy of long rows on Hopper and newer: every logit is read from memory once, its gradient is written once.
 //
-// A cluster of 1 to 8 blocks owns a row, each block a slice of it. A producer warp streams the slice through a ring of
-// shared memory by bulk copies and runs ahead into the next rows, so that memory is busy while the row is summed up.
-// The other warps take two turns over the slice: maximum and sum as the chunks arrive; then, when the cluster has
-// agreed on the row, the gradient, from the chunks that are still there. Bytes: 2 * classes * sizeof(T) a row, the
-// copy bound; classes * sizeof(T) where no gradient is wanted. Arithmetic an element: two exponentials and about 14
-// other instructions, under half of what the copy rate leaves for 16-bit types. A slice that does not fit into the ring
-// is streamed a second time, backwards, so that its end is found in L2.
+// A cluster of 1 to 8 blocks owns a row, each block a slice of it. Three kinds of warps, none of which waits for
+// another but through the ring: a producer streams slices through shared memory by bulk copies and runs ahead into the
+// next rows; summing warps take maximum and sum as the chunks arrive, send them to all blocks of the cluster and go on
+// to the next row; writing warps gather a row's sums and write its gradient from the chunks that are still there. So
+// reads, arithmetic and writes of neighbouring rows overlap, and what the exchange takes is hidden. Bytes:
+// 2 * classes * sizeof(T) a row, the copy bound; classes * sizeof(T) where no gradient is wanted, and one writing warp
+// then. Arithmetic an element: two exponentials and about 14 other instructions, under half of what the copy rate
+// leaves for 16-bit types. A slice that does not fit into the ring is streamed a second time, backwards, so that its
+// end is found in L2.
 #pragma once
 
-#include "cuda/cross_entropy.cuh"
+#include "cuda/cross_entropy_gradient.cuh"
 #include "support/hopper.h"
+#include "support/overlap.h"
 
 namespace opgraft::cuda {
 namespace {
@@ -19,8 +22,12 @@ constexpr int MAX_CLUSTER = 8;
 constexpr int MAX_SLOTS = 32;
 // Vectors of a chunk: with 16 bytes each, 16 KiB.
 constexpr int CHUNK_VECTORS = 1024;
-// Warps of the largest block that sums up a row.
-constexpr int MAX_WARPS = 8;
+// Warps of the largest block that sum up a row.
+constexpr int MAX_WARPS = 4;
+// Rows that summing warps may be ahead of the writing warps of their block. A block's writing warps need the sums of
+// all blocks, so no block is further ahead of any other's writing warps than twice that: so many places for sums.
+constexpr int ROWS_AHEAD = 4;
+constexpr int SUM_SETS = 2 * ROWS_AHEAD;
 
 // How a launch cuts rows: vectors of 16 bytes a slice and a chunk, and the ring.
 struct RingShape {
@@ -32,17 +39,22 @@ struct RingShape {
   bool held = true;  // the whole slice stays in the ring until its gradient is written
 };
 
-// What a block keeps beside the ring. `parts`: maximum, sum and the two sums for smoothing of every warp of the
-// cluster, two sets in turn.
+// What a block keeps beside the ring. `parts`: maximum, sum and the two sums for smoothing of every summing warp of the
+// cluster, a set for every row in turn. `gathered`: a set is complete. `read`: it has been read, by all writing warps.
 template <typename A>
 struct RingState {
   uint64_t full[MAX_SLOTS];
   uint64_t empty[MAX_SLOTS];
-  uint64_t gathered[2];
-  A parts[2][4][MAX_WARPS * MAX_CLUSTER];
+  uint64_t gathered[SUM_SETS];
+  uint64_t read[ROWS_AHEAD];
+  A parts[SUM_SETS][4][MAX_WARPS * MAX_CLUSTER];
 };
 
-constexpr int RING_STATE_BYTES = 5120;
+template <typename T>
+constexpr int64_t RING_STATE_BYTES = (sizeof(RingState<DeviceAccumulate<T>>) + 127) / 128 * 128;
+
+// A producer beside the summing warps, and as many writing warps as summing ones, or one where no gradient is written.
+constexpr int ring_threads(int warps, bool gradient) { return 32 * (1 + warps + (gradient ? warps : 1)); }
 
 #ifdef OPGRAFT_HOPPER
 
@@ -78,6 +90,13 @@ struct RingPosition {
   __device__ __forceinline__ void advance(int slots) {
     if (++slot == slots) {
       slot = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ __forceinline__ void skip(int chunks, int slots) {
+    slot += chunks;
+    while (slot >= slots) {
+      slot -= slots;
       parity ^= 1;
     }
   }
@@ -117,14 +136,15 @@ __device__ __forceinline__ void bring_chunk(const RowPlace<T>& place, int classe
   }
 }
 
-// The sums of all warps of the cluster, in each of them and in a fixed order. Every warp tells every block. Two sets of
-// places and barriers are used in turn: a warp that is a row ahead disturbs nothing that a slower one still waits for.
+// A summing warp tells every block of the cluster its sums of the row that is number `turn`.
 template <typename A, bool GENERAL, int WARPS>
-__device__ __forceinline__ RowSum<A, GENERAL> gather(RingState<A>& state, RowSum<A, GENERAL> own, int cluster, int rank,
-                                                     int set, uint32_t parity) {
+__device__ __forceinline__ void send_sums(RingState<A>& state, RowSum<A, GENERAL> own, int cluster, int rank,
+                                          int turn) {
   constexpr int NUMBERS = GENERAL ? 4 : 2;
   const int lane = threadIdx.x % 32;
+  const int set = turn % SUM_SETS;
   own = warp_merge(own);
+  hopper::wait(&state.read[turn % ROWS_AHEAD], (turn / ROWS_AHEAD + 1) % 2);
   if (threadIdx.x == 0) {
     hopper::arrive_expecting(&state.gathered[set], static_cast<uint32_t>(cluster * WARPS * NUMBERS * sizeof(A)));
   }
@@ -138,7 +158,14 @@ __device__ __forceinline__ RowSum<A, GENERAL> gather(RingState<A>& state, RowSum
       hopper::send(hopper::address_in(&state.parts[set][3][place], lane), own.weights, barrier);
     }
   }
-  hopper::wait(&state.gathered[set], parity);
+}
+
+// A writing warp takes the sums of that row together, always in the same order.
+template <typename A, bool GENERAL, int WARPS>
+__device__ __forceinline__ RowSum<A, GENERAL> gather_sums(RingState<A>& state, int cluster, int turn) {
+  const int lane = threadIdx.x % 32;
+  const int set = turn % SUM_SETS;
+  hopper::wait(&state.gathered[set], turn / SUM_SETS % 2);
   RowSum<A, GENERAL> row;
   for (int place = lane; place < cluster * WARPS; place += 32) {
     RowSum<A, GENERAL> part;
@@ -153,6 +180,13 @@ __device__ __forceinline__ RowSum<A, GENERAL> gather(RingState<A>& state, RowSum
   return warp_merge(row);
 }
 
+// A writing warp is done with that row's sums.
+template <typename A>
+__device__ __forceinline__ void release_sums(RingState<A>& state, int turn) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) hopper::arrive(&state.read[turn % ROWS_AHEAD]);
+}
+
 // Walks vectors `thread`, `thread` + THREADS, ... below `count` in batches of COUNT, then of half as many, to one.
 template <int COUNT, int THREADS, typename Body>
 __device__ __forceinline__ void in_batches(int v, int count, const Body& body) {
@@ -162,19 +196,24 @@ __device__ __forceinline__ void in_batches(int v, int count, const Body& body) {
   }
 }
 
+// Vectors of a chunk that a thread has in hand at once: their loads and exponentials overlap.
+template <bool GENERAL, int THREADS>
+constexpr int RING_BATCH = GENERAL                       ? 1
+                           : CHUNK_VECTORS / THREADS < 4 ? CHUNK_VECTORS / THREADS
+                                                         : 4;
+
 // The gradient of a chunk whose vectors lie in the output as they lie in shared memory. `first` counts the vectors of
-// the row before it, and `boundary` is where the row's vector 0 goes.
+// the row before it, and `boundary` is where the row's vector 0 goes. `thread` of THREADS does its share.
 template <bool GENERAL, int THREADS, typename T>
 __device__ __forceinline__ void write_vectors(const CrossEntropyCall<T>& call,
                                               const RowGradient<DeviceAccumulate<T>>& gradient, T* boundary,
                                               const RowPlace<T>& place, const Vector<T, VECTOR_WIDTH<T>>* chunk,
-                                              int first, int count) {
+                                              int first, int count, int thread) {
   using A = DeviceAccumulate<T>;
   constexpr int WIDTH = VECTOR_WIDTH<T>;
-  constexpr int BATCH = GENERAL ? 1 : CHUNK_VECTORS / THREADS;
+  constexpr int BATCH = RING_BATCH<GENERAL, THREADS>;
   using Pack = Vector<T, WIDTH>;
   const int classes = static_cast<int>(call.layout.classes);
-  const int thread = static_cast<int>(threadIdx.x);
   Pack* const out = reinterpret_cast<Pack*>(boundary) + first;
   const auto store = [&](int v, Pack pack) {
     __stcs(reinterpret_cast<uint4*>(out + v), *reinterpret_cast<const uint4*>(&pack));
@@ -216,36 +255,143 @@ __device__ __forceinline__ void write_vectors(const CrossEntropyCall<T>& call,
   }
 }
 
+// The producer warp of a block.
+template <typename T>
+__device__ __forceinline__ void bring_rows(const CrossEntropyCall<T>& call, const RingShape& shape, bool twice,
+                                           Vector<T, VECTOR_WIDTH<T>>* ring, uint64_t* full, uint64_t* empty,
+                                           int rank) {
+  const int classes = static_cast<int>(call.layout.classes);
+  const int64_t step = gridDim.x / shape.cluster;
+  const int turns = twice ? 2 * shape.chunks : shape.chunks;
+  RingPosition at;
+  for (int64_t row = blockIdx.x / shape.cluster; row < call.layout.rows; row += step) {
+    const RowPlace<T> place(call.logits + call.layout.begin(row), classes, shape, rank);
+    for (int turn = 0; turn < turns; ++turn) {
+      const int chunk = turn < shape.chunks ? turn : 2 * shape.chunks - 1 - turn;
+      hopper::wait(&empty[at.slot], at.parity ^ 1);
+      bring_chunk(place, classes, place.begin + chunk * shape.chunk_vectors, place.chunk_count(shape, chunk),
+                  ring + at.slot * shape.chunk_vectors, &full[at.slot], threadIdx.x % 32);
+      at.advance(shape.slots);
+    }
+  }
+}
+
+// The summing warps. `release`: nobody else reads the chunks.
+template <typename T, bool GENERAL, int WARPS, typename A = DeviceAccumulate<T>>
+__device__ __forceinline__ void sum_rows(const CrossEntropyCall<T>& call, const RingShape& shape, bool release,
+                                         bool twice, const Vector<T, VECTOR_WIDTH<T>>* ring, RingState<A>& state,
+                                         int rank) {
+  constexpr int WIDTH = VECTOR_WIDTH<T>;
+  constexpr int THREADS = WARPS * 32;
+  using Pack = Vector<T, WIDTH>;
+  const int classes = static_cast<int>(call.layout.classes);
+  const int64_t step = gridDim.x / shape.cluster;
+  int turn = 0;
+  RingPosition at;
+  for (int64_t row = blockIdx.x / shape.cluster; row < call.layout.rows; row += step, ++turn) {
+    const RowPlace<T> place(call.logits + call.layout.begin(row), classes, shape, rank);
+    RowSum<A, GENERAL> sum;
+    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+      const int count = place.chunk_count(shape, chunk);
+      const Pack* const packs = ring + at.slot * shape.chunk_vectors;
+      hopper::wait(&state.full[at.slot], at.parity);
+      const int64_t first = static_cast<int64_t>(place.begin + chunk * shape.chunk_vectors) * WIDTH - place.phase;
+      in_batches<RING_BATCH<GENERAL, THREADS>, THREADS>(static_cast<int>(threadIdx.x), count, [&](int v, auto batch) {
+        constexpr int COUNT = decltype(batch)::value;
+        Pack taken[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) taken[i] = packs[v + i * THREADS];
+        take<GENERAL>(call, sum, taken, first + v * WIDTH, THREADS * WIDTH);
+      });
+      if (release) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) hopper::arrive(&state.empty[at.slot]);
+      }
+      at.advance(shape.slots);
+    }
+    send_sums<A, GENERAL, WARPS>(state, sum, shape.cluster, rank, turn);
+    if (twice) {
+      // The second pass over the row goes through the same slots: barriers tell apart but two rounds of a slot, so the
+      // next row waits until it is over.
+      hopper::wait(&state.read[turn % ROWS_AHEAD], turn / ROWS_AHEAD % 2);
+      at.skip(shape.chunks, shape.slots);
+    }
+  }
+}
+
+// The writing warps: a row's loss, and its gradient where one is wanted. `thread` counts them alone.
+template <typename T, bool GRADIENT, bool GENERAL, int WARPS, typename A = DeviceAccumulate<T>>
+__device__ __forceinline__ void write_rows(const CrossEntropyCall<T>& call, const RingShape& shape, bool twice,
+                                           const Vector<T, VECTOR_WIDTH<T>>* ring, RingState<A>& state, int rank,
+                                           int thread) {
+  constexpr int WIDTH = VECTOR_WIDTH<T>;
+  constexpr int THREADS = WARPS * 32;
+  using Pack = Vector<T, WIDTH>;
+  const int classes = static_cast<int>(call.layout.classes);
+  const int64_t step = gridDim.x / shape.cluster;
+  int turn = 0;
+  RingPosition at;
+  for (int64_t row = blockIdx.x / shape.cluster; row < call.layout.rows; row += step, ++turn) {
+    const T* const begin = call.logits + call.layout.begin(row);
+    const int64_t target = call.target_of(row);
+    A picked = A(0);
+    if (rank == 0 && thread == 0) picked = picked_of<GENERAL>(call, begin, target);
+    const RowSum<A, GENERAL> sum = gather_sums<A, GENERAL, WARPS>(state, shape.cluster, turn);
+    if (!twice) release_sums(state, turn);
+    const A log_sum = log_of(sum.sum);
+    if (rank == 0 && thread == 0) store_row(call, row, target, sum, log_sum, picked);
+    if constexpr (GRADIENT) {
+      const RowPlace<T> place(begin, classes, shape, rank);
+      const RowGradient<A> gradient = row_gradient<GENERAL>(call, target, sum.maximum, log_sum, A(1), A(0));
+      T* const out = call.gradient + row * call.layout.classes;
+      const bool in_step = reinterpret_cast<uintptr_t>(out) % VECTOR_BYTES == place.phase * sizeof(T);
+      if (twice) at.skip(shape.chunks, shape.slots);
+      for (int i = 0; i < shape.chunks; ++i) {
+        const int chunk = twice ? shape.chunks - 1 - i : i;
+        const int first = place.begin + chunk * shape.chunk_vectors;
+        const int count = place.chunk_count(shape, chunk);
+        const Pack* const packs = ring + at.slot * shape.chunk_vectors;
+        hopper::wait(&state.full[at.slot], at.parity);
+        if (in_step) {
+          write_vectors<GENERAL, THREADS>(call, gradient, out - place.phase, place, packs, first, count, thread);
+        } else if (count > 0) {
+          const int64_t from = max(static_cast<int64_t>(first) * WIDTH - place.phase, int64_t(0));
+          const int64_t to = min(static_cast<int64_t>(first + count) * WIDTH - place.phase, call.layout.classes);
+          const T* const elements = reinterpret_cast<const T*>(packs) + (from + place.phase - int64_t(first) * WIDTH);
+          write_gradient<GENERAL, THREADS>(call, gradient, out, elements, from, static_cast<int>(to - from), thread);
+        }
+        __syncwarp();
+        if (thread % 32 == 0) hopper::arrive(&state.empty[at.slot]);
+        at.advance(shape.slots);
+      }
+    }
+    if (twice) release_sums(state, turn);
+  }
+}
+
 #endif
 
-template <typename T, bool GRADIENT, bool GENERAL, int THREADS>
-__global__ void __launch_bounds__(THREADS + 32, GRADIENT ? 2 : 3)
+template <typename T, bool GRADIENT, bool GENERAL, int WARPS>
+__global__ void __launch_bounds__(ring_threads(WARPS, GRADIENT), GRADIENT ? 2 : 3)
     cross_entropy_ring(const __grid_constant__ CrossEntropyCall<T> call, const __grid_constant__ RingShape shape) {
 #ifdef OPGRAFT_HOPPER
   using A = DeviceAccumulate<T>;
-  constexpr int WIDTH = VECTOR_WIDTH<T>;
-  constexpr int WARPS = THREADS / 32;
-  constexpr int BATCH = GENERAL ? 1 : CHUNK_VECTORS / THREADS;  // loads and exponentials of so many vectors overlap
-  using Pack = Vector<T, WIDTH>;
+  using Pack = Vector<T, VECTOR_WIDTH<T>>;
+  constexpr int WRITERS = GRADIENT ? WARPS : 1;
   extern __shared__ __align__(128) unsigned char memory[];
-  static_assert(sizeof(RingState<A>) <= RING_STATE_BYTES);
   RingState<A>& state = *reinterpret_cast<RingState<A>*>(memory);
-  Pack* const ring = reinterpret_cast<Pack*>(memory + RING_STATE_BYTES);
-
+  Pack* const ring = reinterpret_cast<Pack*>(memory + RING_STATE_BYTES<T>);
   const int rank = static_cast<int>(hopper::cluster_rank());
-  const int classes = static_cast<int>(call.layout.classes);
-  const int64_t first_row = blockIdx.x / shape.cluster;
-  const int64_t step = gridDim.x / shape.cluster;
-  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   const bool twice = GRADIENT && !shape.held;
 
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < shape.slots; ++slot) {
       hopper::barrier_init(&state.full[slot], 1);
-      hopper::barrier_init(&state.empty[slot], WARPS);
+      hopper::barrier_init(&state.empty[slot], WARPS);  // one kind of warps releases a slot, and both are as many
     }
-    hopper::barrier_init(&state.gathered[0], 1);
-    hopper::barrier_init(&state.gathered[1], 1);
+    for (int set = 0; set < SUM_SETS; ++set) hopper::barrier_init(&state.gathered[set], 1);
+    for (int set = 0; set < ROWS_AHEAD; ++set) hopper::barrier_init(&state.read[set], WRITERS);
     hopper::fence_barrier_init();
   }
   if (shape.cluster > 1) {
@@ -253,81 +399,17 @@ __global__ void __launch_bounds__(THREADS + 32, GRADIENT ? 2 : 3)
   } else {
     __syncthreads();
   }
+  let_the_next_kernel_start();
 
-  RingPosition at;
-  if (threadIdx.x >= THREADS) {
-    for (int64_t row = first_row; row < call.layout.rows; row += step) {
-      const RowPlace<T> place(call.logits + call.layout.begin(row), classes, shape, rank);
-      const int turns = twice ? 2 * shape.chunks : shape.chunks;
-      for (int turn = 0; turn < turns; ++turn) {
-        const int chunk = turn < shape.chunks ? turn : 2 * shape.chunks - 1 - turn;
-        hopper::wait(&state.empty[at.slot], at.parity ^ 1);
-        bring_chunk(place, classes, place.begin + chunk * shape.chunk_vectors, place.chunk_count(shape, chunk),
-                    ring + at.slot * shape.chunk_vectors, &state.full[at.slot], lane);
-        at.advance(shape.slots);
-      }
-    }
-    return;
-  }
-
-  int turn = 0;  // rows done: two sets of places for the sums, each with barriers of two parities
-  for (int64_t row = first_row; row < call.layout.rows; row += step, turn = (turn + 1) % 4) {
-    const T* const begin = call.logits + call.layout.begin(row);
-    const RowPlace<T> place(begin, classes, shape, rank);
-    const int64_t target = call.target_of(row);
-    A picked = A(0);
-    if (rank == 0 && threadIdx.x == 0) picked = picked_of<GENERAL>(call, begin, target);
-
-    RowSum<A, GENERAL> sum;
-    const RingPosition start = at;
-    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-      const int count = place.chunk_count(shape, chunk);
-      const Pack* const packs = ring + at.slot * shape.chunk_vectors;
-      hopper::wait(&state.full[at.slot], at.parity);
-      const int64_t first = static_cast<int64_t>(place.begin + chunk * shape.chunk_vectors) * WIDTH - place.phase;
-      in_batches<BATCH, THREADS>(static_cast<int>(threadIdx.x), count, [&](int v, auto batch) {
-        constexpr int COUNT = decltype(batch)::value;
-        Pack taken[COUNT];
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) taken[i] = packs[v + i * THREADS];
-        take<GENERAL>(call, sum, taken, first + v * WIDTH, THREADS * WIDTH);
-      });
-      if (!GRADIENT || twice) {
-        __syncwarp();
-        if (lane == 0) hopper::arrive(&state.empty[at.slot]);
-      }
-      at.advance(shape.slots);
-    }
-    sum = gather<A, GENERAL, WARPS>(state, sum, shape.cluster, rank, turn % 2, turn / 2);
-    const A log_sum = log_of(sum.sum);
-    if (rank == 0 && threadIdx.x == 0) store_row(call, row, target, sum, log_sum, picked);
-
-    if constexpr (GRADIENT) {
-      const RowGradient<A> gradient = row_gradient<GENERAL>(call, target, sum.maximum, log_sum, A(1), A(0));
-      T* const out = call.gradient + row * call.layout.classes;
-      const bool in_step = reinterpret_cast<uintptr_t>(out) % VECTOR_BYTES == place.phase * sizeof(T);
-      RingPosition second = twice ? at : start;
-      for (int i = 0; i < shape.chunks; ++i) {
-        const int chunk = twice ? shape.chunks - 1 - i : i;
-        const int first = place.begin + chunk * shape.chunk_vectors;
-        const int count = place.chunk_count(shape, chunk);
-        const Pack* const packs = ring + second.slot * shape.chunk_vectors;
-        if (twice) hopper::wait(&state.full[second.slot], second.parity);
-        if (in_step) {
-          write_vectors<GENERAL, THREADS>(call, gradient, out - place.phase, place, packs, first, count);
-        } else if (count > 0) {
-          const int64_t from = max(static_cast<int64_t>(first) * WIDTH - place.phase, int64_t(0));
-          const int64_t to = min(static_cast<int64_t>(first + count) * WIDTH - place.phase, call.layout.classes);
-          const T* const elements = reinterpret_cast<const T*>(packs) + (from + place.phase - int64_t(first) * WIDTH);
-          write_gradient<GENERAL, THREADS>(call, gradient, out, elements, from, static_cast<int>(to - from),
-                                           static_cast<int>(threadIdx.x));
-        }
-        __syncwarp();
-        if (lane == 0) hopper::arrive(&state.empty[second.slot]);
-        second.advance(shape.slots);
-      }
-      if (twice) at = second;
-    }
+  if (warp < WARPS) {
+    sum_rows<T, GENERAL, WARPS>(call, shape, !GRADIENT || twice, twice, ring, state, rank);
+  } else if (warp < WARPS + WRITERS) {
+    // Logits are older than the kernel before this one; only `scales` may be its work.
+    wait_for_the_kernel_before();
+    write_rows<T, GRADIENT, GENERAL, WARPS>(call, shape, twice, ring, state, rank,
+                                            static_cast<int>(threadIdx.x) - WARPS * 32);
+  } else {
+    bring_rows<T>(call, shape, twice, ring, state.full, state.empty, rank);
   }
 #endif
 }

@@ -5,7 +5,8 @@
 // or L2. backward: no sums are needed, so tiles of rows are independent; one read and one write of an element.
 #pragma once
 
-#include "cuda/cross_entropy.cuh"
+#include "cuda/cross_entropy_gradient.cuh"
+#include "support/overlap.h"
 
 namespace opgraft::cuda {
 namespace {
@@ -92,6 +93,7 @@ constexpr int TILE_ELEMENTS = 8192;
 template <typename T, bool GENERAL>
 __global__ void __launch_bounds__(ROWS_BLOCK) cross_entropy_backward(const __grid_constant__ CrossEntropyCall<T> call) {
   using A = DeviceAccumulate<T>;
+  wait_for_the_kernel_before();
   if (call.skip_if_one && *call.grad_loss == A(1)) return;
   const int64_t classes = call.layout.classes;
   const int64_t parts = (classes + TILE_ELEMENTS - 1) / TILE_ELEMENTS;
@@ -130,6 +132,9 @@ template <typename T>
 __global__ void __launch_bounds__(SUM_BLOCK)
     measure_targets(const CrossEntropyCall<T> call, bool mean, DeviceAccumulate<T>* scales) {
   using A = DeviceAccumulate<T>;
+  wait_for_the_kernel_before();
+  // Only now: the next kernel reads logits before it waits for this one.
+  let_the_next_kernel_start();
   if (call.skip_if_one && *call.grad_loss == A(1)) return;
   double weights = 0, kept = 0, all = 0;
   if (mean) {
@@ -158,6 +163,8 @@ __global__ void __launch_bounds__(SUM_BLOCK)
 // One block. The mean of no rows is NaN, as torch has it.
 template <typename A>
 __global__ void __launch_bounds__(SUM_BLOCK) sum_losses(const A* losses, int64_t rows, const A* scales, A* out) {
+  let_the_next_kernel_start();
+  wait_for_the_kernel_before();
   double own = 0;
 #pragma unroll 8
   for (int64_t row = threadIdx.x; row < rows; row += SUM_BLOCK) own += losses[row];

@@ -15,6 +15,22 @@ constexpr int ROW_WARPS = 4;
 constexpr int ENOUGH_WARPS = 10;
 constexpr int WARPS_WANTED = 24;
 
+// A segment of a row: one warp's work.
+struct RowTask {
+  int64_t row;
+  int64_t segment;
+  int64_t begin;
+  int64_t end;
+};
+
+// The last block's last warps may be given rows that are not there.
+__device__ __forceinline__ RowTask task_of_warp(Segments segments, int64_t length) {
+  const int64_t task = static_cast<int64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32;
+  const int64_t segment = task % segments.count;
+  const int64_t begin = segment * segments.length;
+  return {task / segments.count, segment, begin, min(begin + segments.length, length)};
+}
+
 // Everything before `segment`, in fixed order, applied to the state that enters the row. Every lane gets the result.
 template <typename S>
 __device__ __forceinline__ S entering_state(const Affine<S>* pairs, int64_t rows, int64_t row, int64_t segment, S state,
@@ -80,12 +96,8 @@ __global__ void __launch_bounds__(ROW_WARPS * 32)
   constexpr int WIDTH = VECTOR_WIDTH<T>;
   constexpr int TILE = 32 * WIDTH;
   const int lane = threadIdx.x % 32;
-  const int64_t task = static_cast<int64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32;
-  if (task >= rows * segments.count) return;
-  const int64_t row = task / segments.count;
-  const int64_t segment = task % segments.count;
-  const int64_t begin = segment * segments.length;
-  const int64_t end = min(begin + segments.length, length);
+  const auto [row, segment, begin, end] = task_of_warp(segments, length);
+  if (row >= rows) return;
   const T* decay = d.decay + row * length;
   const T* update = d.update + row * length;
 
@@ -140,12 +152,8 @@ __global__ void __launch_bounds__(ROW_WARPS * 32)
   constexpr int WIDTH = VECTOR_WIDTH<T>;
   constexpr int TILE = 32 * WIDTH;
   const int lane = threadIdx.x % 32;
-  const int64_t task = static_cast<int64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32;
-  if (task >= rows * segments.count) return;
-  const int64_t row = task / segments.count;
-  const int64_t segment = task % segments.count;
-  const int64_t begin = segment * segments.length;
-  const int64_t end = min(begin + segments.length, length);
+  const auto [row, segment, begin, end] = task_of_warp(segments, length);
+  if (row >= rows) return;
   const T* grad = d.grad + row * length;
   const T* decay = d.decay + row * length;
   const T* output = d.output + row * length;

@@ -46,7 +46,7 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
     in.summed = static_cast<D*>(summed.mutable_data_ptr());
     const bool wide = wide_rows<D>(shape.length, {in.x.stride, in.residual.stride},
                                    {in.x.data, in.residual.data, in.y, in.summed, in.weight});
-    launch_norm<true, Result::PLAIN>(in, row_mapping(shape.length, sizeof(D)), wide, context.stream());
+    launch_norm<true, Result::PLAIN>(in, sum_mapping(shape.length, sizeof(D)), wide, context.stream());
     Launch::check();
   });
   return {y, summed};

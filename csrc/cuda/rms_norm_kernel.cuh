@@ -240,6 +240,18 @@ inline RowMapping plain_mapping(int64_t length, int element_bytes) {
   return mapping;
 }
 
+// With a residual a thread has twice the loads of a vector under way: two vectors are enough, and more threads see a
+// short row through sooner.
+inline RowMapping sum_mapping(int64_t length, int element_bytes) {
+  RowMapping mapping = row_mapping(length, element_bytes);
+  const int64_t all = (length * element_bytes + ROW_VECTOR_BYTES - 1) / ROW_VECTOR_BYTES;
+  if (all <= 32) return mapping;
+  const int64_t threads = power_of_two_from((all + 1) / 2);
+  mapping.threads = static_cast<int>(threads < 32 ? 32 : threads > MAX_ROW_THREADS ? MAX_ROW_THREADS : threads);
+  mapping.vectors = (all + mapping.threads - 1) / mapping.threads;
+  return mapping;
+}
+
 // `wide`: length, rows and pointers suit vectors of 16 bytes.
 template <bool ADD, Result RESULT, typename T, typename W>
 void launch_norm(const NormInputs<T, W>& in, RowMapping mapping, bool wide, cudaStream_t stream) {

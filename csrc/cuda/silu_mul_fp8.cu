@@ -6,6 +6,7 @@
 #include "cuda/row_inputs.cuh"
 #include "cuda/silu_mul_fp8_kernel.cuh"
 #include "ops.h"
+#include "support/fp8_call.h"
 
 namespace opgraft::cuda {
 
@@ -31,13 +32,8 @@ std::tuple<Tensor, Tensor> silu_mul_fp8(const Tensor& gate, const Tensor& up, in
   const RowShape shape = row_shape("silu_mul_fp8", "gate", gate);
   check_alike("silu_mul_fp8", "up", up, "gate", gate);
   const Fp8Shape fp8 = check_fp8("silu_mul_fp8", shape, block, scale_upper_bound, power_of_two);
-  Tensor codes = new_contiguous(gate, gate.sizes(), ScalarType::Float8_e4m3fn);
-  Tensor scales = new_contiguous(gate, with_last(gate, fp8.blocks), ScalarType::Float);
-  if (shape.rows == 0) return {codes, scales};
-  if (shape.length == 0) {
-    torch::stable::fill_(scales, fp8_scale(0.0f, fp8.rule));
-    return {codes, scales};
-  }
+  Fp8Results out = new_fp8(gate, shape, fp8);
+  if (gate.numel() == 0) return {out.codes, out.scales};
   const RowView gates = as_rows(gate), ups = as_rows(up);
   dispatch_floating("silu_mul_fp8", gate, [&](auto tag) {
     using D = typename DeviceType<typename decltype(tag)::type>::type;
@@ -45,8 +41,7 @@ std::tuple<Tensor, Tensor> silu_mul_fp8(const Tensor& gate, const Tensor& up, in
     SiluInputs<D> in;
     in.gate = device_rows<D>(gates);
     in.up = device_rows<D>(ups);
-    in.fp8 = {static_cast<uint8_t*>(codes.mutable_data_ptr()), static_cast<float*>(scales.mutable_data_ptr()),
-              fp8.blocks, fp8.rule};
+    in.fp8 = {out.code_data(), out.scale_data(), fp8.blocks, fp8.rule};
     in.rows = shape.rows;
     in.length = shape.length;
     const bool wide =
@@ -60,7 +55,7 @@ std::tuple<Tensor, Tensor> silu_mul_fp8(const Tensor& gate, const Tensor& up, in
     }
     Launch::check();
   });
-  return {codes, scales};
+  return {out.codes, out.scales};
 }
 
 }  // namespace opgraft::cuda

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "support/check.h"
+#include "support/dispatch.h"
 #include "support/tensor.h"
 
 namespace opgraft {
@@ -23,6 +24,12 @@ struct CrossEntropyOptions {
   double softcap = 0;  // 0: none
   Reduction reduction = Reduction::MEAN;
 };
+
+// From the ops' own arguments.
+inline CrossEntropyOptions cross_entropy_options(int64_t ignore_index, double label_smoothing, double z_loss,
+                                                 double softcap, int64_t reduction) {
+  return {ignore_index, label_smoothing, z_loss, softcap, static_cast<Reduction>(reduction)};
+}
 
 // Logits as rows of classes: two strides tell where a row begins, so that a shifted (batch, time, classes) view needs
 // no copy. Strides are in elements.
@@ -91,7 +98,7 @@ inline void check_cross_entropy(const char* op, const Tensor& logits, const Tens
   check(fits, op, "target has shape ", shape_text(target), ", expected that of logits, ", shape_text(logits),
         ", without its last dimension");
   if (weight) {
-    const ScalarType wide = logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+    const ScalarType wide = accumulate_type(logits.scalar_type());
     check(weight->scalar_type() == wide, op, "weight has dtype ", torch::headeronly::toString(weight->scalar_type()),
           ", expected ", torch::headeronly::toString(wide));
     check_same_device(op, "weight", *weight, "logits", logits);
@@ -108,12 +115,27 @@ inline void check_cross_entropy(const char* op, const Tensor& logits, const Tens
 
 // The two numbers kept of every row, (2, ...): its maximum and the logarithm of the sum relative to it.
 inline void check_row_statistics(const char* op, const Tensor& statistics, const Tensor& logits) {
-  const ScalarType wide = logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  const ScalarType wide = accumulate_type(logits.scalar_type());
   bool fits = statistics.scalar_type() == wide && statistics.dim() == logits.dim() && statistics.size(0) == 2;
   for (int64_t d = 1; fits && d < statistics.dim(); ++d) fits = statistics.size(d) == logits.size(d - 1);
   check(fits, op, "statistics has shape ", shape_text(statistics), ", expected (2, ...) with the rows of logits, ",
         shape_text(logits), ", in the type that sums are taken in");
   check_same_device(op, "statistics", statistics, "logits", logits);
+}
+
+// The incoming gradient of the loss or of lse: one number, or one a row.
+inline void check_loss_gradient(const char* op, const char* name, const std::optional<Tensor>& grad,
+                                const Tensor& logits, const Tensor& target, bool per_row) {
+  if (!grad) return;
+  const ScalarType wide = accumulate_type(logits.scalar_type());
+  check(grad->scalar_type() == wide, op, name, " has dtype ", torch::headeronly::toString(grad->scalar_type()),
+        ", expected ", torch::headeronly::toString(wide));
+  check_same_device(op, name, *grad, "logits", logits);
+  if (per_row) {
+    check_same_shape(op, name, *grad, "target", target);
+  } else {
+    check(grad->dim() == 0, op, name, " has shape ", shape_text(*grad), ", expected one number");
+  }
 }
 
 }  // namespace opgraft

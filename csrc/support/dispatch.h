@@ -22,6 +22,10 @@ struct Type {
 template <typename T>
 using Accumulate = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+inline ScalarType accumulate_type(ScalarType type) {
+  return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
 // dispatch_floating("gelu", x, [&](auto tag) { using T = typename decltype(tag)::type; ... });
 template <typename Body>
 inline auto dispatch_floating(const char* op, const Tensor& tensor, const Body& body) {

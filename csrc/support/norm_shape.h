@@ -73,10 +73,6 @@ inline RowView as_rows(const Tensor& tensor) {
   return {torch::stable::contiguous(tensor), tensor.size(tensor.dim() - 1)};
 }
 
-inline ScalarType accumulate_type(ScalarType type) {
-  return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
 // Kernels read a weight of x's dtype or of the dtype in which they compute; others are converted.
 inline std::optional<Tensor> readable_weight(const std::optional<Tensor>& weight, const Tensor& x) {
   if (!weight) return std::nullopt;

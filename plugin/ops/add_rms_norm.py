@@ -11,9 +11,17 @@ from typing import Any
 
 import torch
 
+from opgraft.ops import norm_samples
 from opgraft.ops import rms_norm as plain
-from opgraft.ops.registration import bind, call, check_like, require_tensor, shard, vector_jacobian_product
-from opgraft.ops.rows import check_row_weight, check_rows, eps_for, layouts_with_weights, map_rows, row_rule
+from opgraft.ops.registration import (
+    bind,
+    bind_backward,
+    call,
+    check_like,
+    require_tensor,
+    shard,
+)
+from opgraft.ops.rows import check_row_weight, check_rows, map_rows, row_rule
 from opgraft.ops.samples import Maker
 from opgraft.registry import Cost, OpSpec, Sample, register
 
@@ -103,16 +111,9 @@ def cost(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None = 
 def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     """Every layout, the widths at which kernels change, and residuals in other layouts than x."""
     maker = Maker(device, dtype, seed=5)
-    for index, (name, x, weight) in enumerate(layouts_with_weights(device, dtype)):
-        residual = maker.normal(*x.shape)
-        if index % 2 and x.dim() > 1:
-            residual = residual.transpose(0, 1).contiguous().transpose(0, 1)
-        yield Sample(name, (x, residual, weight, eps_for(x), (0.0, 1.0)[index % 2], bool(index % 4 == 1)))
-    for rows, length in ((4, 33), (7, 65), (19, 8)):
-        pair = maker.normal(rows, length), maker.normal(rows, length)
-        yield Sample(f"{rows} by {length}", (*pair, maker.normal(length)), family="weighted")
-        yield Sample(f"{rows} by {length}, plain", pair, family="rows")
-    for rows, length in ((9, 128), (70, 1024), (3, 4096), (2, 8192), (3, 20480), (2, 65536), (1, 70000)):
+    yield from (Sample(name, args) for name, args in norm_samples.layouts(device, dtype, maker))
+    yield from norm_samples.families(maker, 2, ((4, 33), (7, 65), (19, 8)))
+    for rows, length in norm_samples.WIDTHS:
         pair = maker.normal(rows, length), maker.normal(rows, length)
         yield Sample(f"{rows} rows of {length}", (*pair, maker.normal(length), 1e-5, 0.0, length == 4096))
 
@@ -163,15 +164,6 @@ def _backward_fake(
     return summed.new_empty(summed.shape), grad_weight
 
 
-def _setup_backward_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.eps, ctx.offset = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _double_backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return vector_jacobian_product(reference_backward, (*ctx.saved_tensors, ctx.eps, ctx.offset), grads)
-
-
 def _backward_vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     return map_rows(_backward_op, info, in_dims, args, rows=3, sums=True)
 
@@ -200,13 +192,7 @@ def backward_samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
 
 
 bind(_op, fake=_fake, backward=_backward, setup_context=_setup_context, vmap=_vmap)
-bind(
-    _backward_op,
-    fake=_backward_fake,
-    backward=_double_backward,
-    setup_context=_setup_backward_context,
-    vmap=_backward_vmap,
-)
+bind_backward(_backward_op, reference_backward, fake=_backward_fake, vmap=_backward_vmap)
 shard(_op, row_rule(rows=2, outputs=2, sums=False))
 shard(_backward_op, row_rule(rows=3, outputs=2, sums=True))
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from opgraft.ops import norm_samples
 from opgraft.ops import rms_norm as plain
 from opgraft.ops import rms_norm_fp8 as without_sum
 from opgraft.ops.fp8 import BLOCK, check_fp8, encoded_bytes, new_outputs
 from opgraft.ops.registration import bind, call, check_like, require_tensor, shard
-from opgraft.ops.rows import check_row_weight, check_rows, eps_for, layouts_with_weights, map_rows, row_rule
+from opgraft.ops.rows import check_row_weight, check_rows, map_rows, row_rule
 from opgraft.ops.samples import Maker
 from opgraft.registry import Cost, OpSpec, Sample, register
 
@@ -117,16 +118,9 @@ def cost(
 def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     """Every layout under every combination of options, and residuals in other layouts than x."""
     maker = Maker(device, dtype, seed=9)
-    for index, (name, x, weight) in enumerate(layouts_with_weights(device, dtype)):
-        residual = maker.normal(*x.shape)
-        if index % 2 and x.dim() > 1:
-            residual = residual.transpose(0, 1).contiguous().transpose(0, 1)
-        more: tuple[Any, ...] = (eps_for(x), (0.0, 1.0)[index % 2], bool(index % 4 == 1), *without_sum.options(index))
-        yield Sample(name, (x, residual, weight, *more))
-    for rows, length in ((4, 133), (7, 265), (19, 640)):
-        pair, more = (maker.normal(rows, length), maker.normal(rows, length)), (1e-6, 0.0, False, BLOCK)
-        yield Sample(f"{rows} by {length}", (*pair, maker.normal(length), *more), family="weighted")
-        yield Sample(f"{rows} by {length}, plain", (*pair, None, *more), family="rows")
+    for index, (name, given) in enumerate(norm_samples.layouts(device, dtype, maker)):
+        yield Sample(name, (*given, *without_sum.options(index)))
+    yield from norm_samples.families(maker, 2, ((4, 133), (7, 265), (19, 640)), (1e-6, 0.0, False, BLOCK))
     for rows, length in ((9, 128), (70, 1024), (3, 4096), (2, 20480), (2, 65536), (1, 70000)):
         for block in (0, BLOCK):
             pair = maker.normal(rows, length), maker.normal(rows, length)

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from opgraft.ops.causal_conv1d_channels import channel_rule, map_channels
 from opgraft.ops.registration import (
     bind,
+    bind_backward,
     call,
     check_floating,
     check_like,
@@ -228,75 +230,7 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     return map_channels(_op, info.batch_size, in_dims, args, _KINDS, ("x", "state"))
 
 
-def map_channels(
-    op: Any,
-    size: int,
-    in_dims: tuple[Any, ...],
-    args: tuple[Any, ...],
-    kinds: tuple[str, ...],
-    outputs: tuple[str, ...],
-) -> tuple[Any, tuple[int, ...]]:
-    """A vmap rule by more channels: every channel has weights of its own, so the mapped dimension becomes part of
-    the channels. Only the packing of rows, which channels share, is mapped by a loop."""
-    if any(kind == "seq_idx" and dim is not None for kind, dim in zip(kinds, in_dims, strict=False)):
-        calls = [
-            op(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True))) for i in range(size)
-        ]
-        return tuple(torch.stack(parts) for parts in zip(*calls, strict=True)), (0,) * len(outputs)
-    channel_last = bool(args[-1]) if "seq_idx" in kinds else False
-    folded = []
-    for kind, dim, value in zip(kinds, in_dims, args, strict=True):
-        if not isinstance(value, torch.Tensor) or kind == "seq_idx":
-            folded.append(value)
-            continue
-        moved = value.unsqueeze(0).expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
-        axis = _channel_axis(kind, channel_last)
-        folded.append(moved.movedim(0, axis).flatten(axis, axis + 1))
-    found = op(*folded)
-    unfolded = []
-    for kind, value in zip(outputs, found, strict=True):
-        axis = _channel_axis(kind, channel_last)
-        unfolded.append(value.unflatten(axis, (size, -1) if value.shape[axis] else (size, 0)).movedim(axis, 0))
-    return tuple(unfolded), (0,) * len(outputs)
-
-
-def _channel_axis(kind: str, channel_last: bool) -> int:
-    return {"x": 2 if channel_last else 1, "state": 1, "step": 1, "weight": 0}[kind]
-
-
 _KINDS = ("x", "weight", "weight", "state", "seq_idx", "flag", "flag")
-
-
-def _placements(kind: str, over: str | None, channel_last: bool) -> Any:
-    """How a tensor of one kind is placed where the mesh splits the batch, the channels or nothing."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    if over is None or (over == "batch" and kind == "weight") or (over == "channels" and kind == "seq_idx"):
-        return Replicate()
-    return Shard(0 if over == "batch" else _channel_axis(kind, channel_last))
-
-
-def _rule(kinds: tuple[str, ...], outputs: tuple[str, ...]) -> Any:
-    """Sharding over batch or channels. Over the batch, gradients of the weights are partial sums."""
-
-    def rule(*args: Any) -> list[tuple[list[Any], list[Any]]]:
-        from torch.distributed.tensor import Partial
-
-        channel_last = args[-1]
-        found = []
-        for over in (None, "batch", "channels"):
-            placed = [
-                None if kind == "flag" or arg is None else _placements(kind, over, channel_last)
-                for kind, arg in zip(kinds, args, strict=False)
-            ]
-            given = [
-                Partial() if kind == "weight" and over == "batch" else _placements(kind, over, channel_last)
-                for kind in outputs
-            ]
-            found.append((given, placed))
-        return found
-
-    return rule
 
 
 def cost(
@@ -429,16 +363,6 @@ def _backward_fake(
     return x.new_empty(x.shape), x.new_empty(weight.shape), x.new_empty((state[1],)), x.new_empty(state)
 
 
-def _setup_backward_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.silu, ctx.channel_last = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _double_backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    inputs = (*ctx.saved_tensors, ctx.silu, ctx.channel_last)
-    return vector_jacobian_product(reference_backward, inputs, grads)
-
-
 def _backward_vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     outputs = ("x", "weight", "weight", "state")
     return map_channels(_backward_op, info.batch_size, in_dims, args, ("x", "state", *_KINDS), outputs)
@@ -467,15 +391,9 @@ def backward_samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
 
 
 bind(_op, fake=_fake, backward=_backward, setup_context=_setup_context, vmap=_vmap)
-bind(
-    _backward_op,
-    fake=_backward_fake,
-    backward=_double_backward,
-    setup_context=_setup_backward_context,
-    vmap=_backward_vmap,
-)
-shard(_op, _rule(_KINDS, ("x", "state")))
-shard(_backward_op, _rule(("x", "state", *_KINDS), ("x", "weight", "weight", "state")))
+bind_backward(_backward_op, reference_backward, fake=_backward_fake, vmap=_backward_vmap)
+shard(_op, channel_rule(_KINDS, ("x", "state")))
+shard(_backward_op, channel_rule(("x", "state", *_KINDS), ("x", "weight", "weight", "state")))
 
 SPEC = register(
     OpSpec(

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from opgraft.ops.causal_conv1d import check_weight, map_channels
+from opgraft.ops.causal_conv1d import check_weight
+from opgraft.ops.causal_conv1d_channels import map_channels
 from opgraft.ops.registration import bind, call, meet, require_tensor, shard, vector_jacobian_product
 from opgraft.ops.samples import Maker
 from opgraft.registry import Cost, OpSpec, Sample, register

@@ -20,7 +20,7 @@ from opgraft.ops.cross_entropy import (
     with_gradient_op,
 )
 from opgraft.ops.cross_entropy_reference import NONE, reference
-from opgraft.ops.registration import bind, shard, vector_jacobian_product
+from opgraft.ops.registration import bind, bind_backward, shard, vector_jacobian_product
 from opgraft.ops.samples import Maker
 from opgraft.registry import Cost, OpSpec, Sample, register
 
@@ -72,15 +72,6 @@ def _backward_fake(
     if grad_lse is not None:
         check_part(op, "grad_lse", grad_lse, wide, logits, rows, "one number a row")
     return logits.new_empty(logits.shape)
-
-
-def _setup_backward_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    *tensors, ctx.options = (*inputs[:6], inputs[6:])
-    ctx.save_for_backward(*tensors)
-
-
-def _double_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return vector_jacobian_product(reference_backward, (*ctx.saved_tensors, *ctx.options), (grad,))
 
 
 def _backward_vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
@@ -156,13 +147,7 @@ def _rescale_fake(gradient: torch.Tensor, *others: Any) -> None:
     return None
 
 
-bind(
-    backward_op,
-    fake=_backward_fake,
-    backward=_double_backward,
-    setup_context=_setup_backward_context,
-    vmap=_backward_vmap,
-)
+bind_backward(backward_op, reference_backward, fake=_backward_fake, vmap=_backward_vmap)
 bind(
     with_gradient_op,
     fake=_with_gradient_fake,

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from opgraft.ops.registration import (
     batch_first,
     bind,
+    bind_backward,
     call,
     check_floating,
     check_like,
@@ -114,14 +115,6 @@ def _backward_fake(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def _setup_backward_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _double_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return vector_jacobian_product(reference_backward, ctx.saved_tensors, (grad,))
-
-
 def _backward_vmap(
     info: Any, in_dims: tuple[int | None, int | None], grad: torch.Tensor, x: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
@@ -145,13 +138,7 @@ def backward_samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
 
 
 bind(_op, fake=_fake, backward=_backward, setup_context=_setup_context, vmap=_vmap)
-bind(
-    _backward_op,
-    fake=_backward_fake,
-    backward=_double_backward,
-    setup_context=_setup_backward_context,
-    vmap=_backward_vmap,
-)
+bind_backward(_backward_op, reference_backward, fake=_backward_fake, vmap=_backward_vmap)
 shard(_op, pointwise_rule(inputs=1))
 shard(_backward_op, pointwise_rule(inputs=2))
 

@@ -100,6 +100,22 @@ def bind(
     _compat.add_tags(op, "pt2_compliant_tag", *tags)
 
 
+def bind_backward(
+    op: OpOverload, reference: Callable[..., Any], *, fake: Callable[..., Any], vmap: Callable[..., Any] | None = None
+) -> None:
+    """``bind`` for a backward op, whose own gradient is that of its reference: the second derivative."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in inputs))
+        ctx.others = tuple(None if isinstance(value, torch.Tensor) else value for value in inputs)
+
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs = [b if a is None else a for a, b in zip(ctx.saved_tensors, ctx.others, strict=True)]
+        return vector_jacobian_product(reference, inputs, grads)
+
+    bind(op, fake=fake, backward=backward, setup_context=setup_context, vmap=vmap)
+
+
 def vector_jacobian_product(
     reference: Callable[..., Any], inputs: Sequence[Any], grads: Sequence[torch.Tensor | None]
 ) -> tuple[torch.Tensor | None, ...]:

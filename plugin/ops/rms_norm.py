@@ -13,8 +13,17 @@ from typing import Any
 
 import torch
 
-from opgraft.ops.registration import bind, call, check_like, require_tensor, shard, vector_jacobian_product
-from opgraft.ops.rows import check_row_weight, check_rows, eps_for, layouts_with_weights, map_rows, row_rule
+from opgraft.ops import norm_samples
+from opgraft.ops.registration import (
+    bind,
+    bind_backward,
+    call,
+    check_like,
+    require_tensor,
+    shard,
+    vector_jacobian_product,
+)
+from opgraft.ops.rows import check_row_weight, check_rows, map_rows, row_rule
 from opgraft.ops.samples import Maker
 from opgraft.registry import Cost, OpSpec, Sample, register
 
@@ -116,14 +125,11 @@ def cost(x: torch.Tensor, weight: torch.Tensor | None = None, *others: Any) -> C
 
 def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     """Every layout, the widths at which kernels change, offsets, both roundings, rows of zeros and of large values."""
-    for index, (name, x, weight) in enumerate(layouts_with_weights(device, dtype)):
-        yield Sample(name, (x, weight, eps_for(x), (0.0, 1.0)[index % 2], bool(index % 4 == 1)))
+    yield from (Sample(name, args) for name, args in norm_samples.layouts(device, dtype))
     maker = Maker(device, dtype, seed=2)
-    for rows, length in ((4, 33), (7, 65), (19, 8)):
-        yield Sample(f"{rows} by {length}", (maker.normal(rows, length), maker.normal(length)), family="weighted")
-        yield Sample(f"{rows} by {length}, plain", (maker.normal(rows, length),), family="rows")
+    yield from norm_samples.families(maker, 1, ((4, 33), (7, 65), (19, 8)))
     wide = Maker(device, torch.promote_types(dtype, torch.float32), seed=3)
-    for rows, length in ((9, 128), (70, 1024), (3, 4096), (2, 8192), (3, 20480), (2, 65536), (1, 70000)):
+    for rows, length in norm_samples.WIDTHS:
         weight = (maker if length % 3 else wide).normal(length)
         yield Sample(f"{rows} rows of {length}", (maker.normal(rows, length), weight, 1e-5, 0.0, length == 4096))
     packed = maker.normal(5, 3, 4, 64)
@@ -165,15 +171,6 @@ def _backward_fake(
     return x.new_empty(x.shape), x.new_empty(0) if weight is None else weight.new_empty(weight.shape)
 
 
-def _setup_backward_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.eps, ctx.offset = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _double_backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return vector_jacobian_product(reference_backward, (*ctx.saved_tensors, ctx.eps, ctx.offset), grads)
-
-
 def _backward_vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     return map_rows(_backward_op, info, in_dims, args, rows=2, sums=True)
 
@@ -197,13 +194,7 @@ def backward_samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sampl
 
 
 bind(_op, fake=_fake, backward=_backward, setup_context=_setup_context, vmap=_vmap)
-bind(
-    _backward_op,
-    fake=_backward_fake,
-    backward=_double_backward,
-    setup_context=_setup_backward_context,
-    vmap=_backward_vmap,
-)
+bind_backward(_backward_op, reference_backward, fake=_backward_fake, vmap=_backward_vmap)
 shard(_op, row_rule(rows=1, outputs=1, sums=False))
 shard(_backward_op, row_rule(rows=2, outputs=2, sums=True))
 

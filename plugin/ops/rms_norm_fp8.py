@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from opgraft.ops import norm_samples
 from opgraft.ops import rms_norm as plain
 from opgraft.ops.fp8 import BLOCK, check_fp8, encode, encoded_bytes, new_outputs
 from opgraft.ops.registration import bind, call, require_tensor, shard
-from opgraft.ops.rows import check_row_weight, check_rows, eps_for, layouts_with_weights, map_rows, row_rule
+from opgraft.ops.rows import check_row_weight, check_rows, map_rows, row_rule
 from opgraft.ops.samples import Maker
 from opgraft.registry import Cost, OpSpec, Sample, register
 
@@ -116,15 +117,10 @@ def options(index: int) -> tuple[int, float | None, bool]:
 
 def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     """Every layout under every combination of options, the widths at which kernels change, zeros and extremes."""
-    for index, (name, x, weight) in enumerate(layouts_with_weights(device, dtype)):
-        yield Sample(name, (x, weight, eps_for(x), (0.0, 1.0)[index % 2], bool(index % 4 == 1), *options(index)))
+    for index, (name, given) in enumerate(norm_samples.layouts(device, dtype)):
+        yield Sample(name, (*given, *options(index)))
     maker = Maker(device, dtype, seed=8)
-    for rows, length in ((4, 133), (7, 265), (19, 640)):
-        more = (1e-6, 0.0, False, BLOCK)
-        yield Sample(
-            f"{rows} by {length}", (maker.normal(rows, length), maker.normal(length), *more), family="weighted"
-        )
-        yield Sample(f"{rows} by {length}, plain", (maker.normal(rows, length), None, *more), family="rows")
+    yield from norm_samples.families(maker, 1, ((4, 133), (7, 265), (19, 640)), (1e-6, 0.0, False, BLOCK))
     for index, (rows, length) in enumerate(((9, 128), (70, 1024), (3, 4096), (2, 20480), (2, 65536), (1, 70000))):
         for block in (0, BLOCK):
             args = (

@@ -105,6 +105,8 @@ def fault(call: dict[str, Any], factor: float, lse_too: bool) -> str | None:
         if name == "gradient":
             # Saturated caps and smoothing leave small differences of larger terms, which are rounded as what they are.
             allowed += roundings * 2 * torch.finfo(found[0].dtype).eps * _terms(doubled, exact[1]) * factor
+        # Below the normal numbers a rounding is no share of the result but a step of fixed size.
+        allowed += torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps
         error = worst_error(got, true)
         if not error <= allowed:
             return f"{name}: error {error:.3g}, allowed {allowed:.3g}"

@@ -73,9 +73,12 @@ def norm_case(choice: random.Random, device: torch.device, generator: Any, add: 
     module, op = (add_rms_norm, opgraft.add_rms_norm) if add else (rms_norm, opgraft.rms_norm)
     grads = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(device, dtype) for _ in range(1 + add)]
 
+    # The sum is rounded to the dtype by what the op means: exact is what follows from the rounded sum.
+    rows_in = [(x + extra[0]).double(), torch.zeros_like(x, dtype=torch.float64)] if add else [x.double()]
+
     def step(function: Any, wide: bool) -> list[torch.Tensor]:
         cast = (lambda t: t.double()) if wide else (lambda t: t)
-        given = [cast(t).detach().requires_grad_() for t in (x, *extra)]
+        given = [t.detach().requires_grad_() for t in (rows_in if wide else (x, *extra))]
         own = None if weight is None else cast(weight).detach().requires_grad_()
         out = function(*given, own, *more)
         outputs = out if isinstance(out, tuple) else (out,)
@@ -83,7 +86,7 @@ def norm_case(choice: random.Random, device: torch.device, generator: Any, add: 
         return [*outputs, *torch.autograd.grad(outputs, wanted, [cast(g) for g in grads])]
 
     found, own, exact = step(op, False), step(module.reference, False), step(module.reference, True)
-    summed = x.double() + extra[0].double() if add else x.double()
+    summed = rows_in[0]
     root = torch.rsqrt(summed.square().mean(-1, keepdim=True) + more[0])
     factor = torch.ones((), device=device) if weight is None else weight.double().abs() + more[1]
     normal = (summed * root).abs()
