@@ -61,7 +61,7 @@ struct ScanGradients {
   using W = DeviceAccumulate<T>;
   const T* up;
   const W* up_final;
-  const W* states;  // [batch][channel][mark][state]
+  const W* states;  // [mark][batch][channel][state]
   int64_t marks;
   T *u, *delta, *z;
   W *a, *skip, *bias;  // [segment][batch][channel]...
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     }
   }
 
-  MatrixTiles<T, STEPS, PADDED, MATRIX, C::THREADS, !REDUCE, true> matrices(d, place);
+  MatrixTiles<T, STEPS, PADDED, MATRIX, C::THREADS, !REDUCE, true> matrices(d, place, threadIdx.x);
   int64_t offset[Tasks::COUNT];
   A skip_sum[Tasks::COUNT] = {}, bias_sum[Tasks::COUNT] = {};
 #pragma unroll
@@ -164,13 +164,13 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #pragma unroll
       for (int j = 0; j < ROWS; ++j) {
         const int r = group + j * C::GROUPS;
-        const A* from = g.states + ((first_row + r) * g.marks + tile / STEPS) * d.states + lane * NS;
+        const A* from = g.states + (tile / STEPS * all_rows + first_row + r) * d.states + lane * NS;
         const bool there = r < count && lane * NS < d.states;
         if (d.states % NS == 0) {
 #pragma unroll
           for (int i = 0; i < NS; ++i) h[j][i] = A(0);
           if (there) load_streamed(from, h[j]);
-          if (there && tile > begin) prefetch_row(from - d.states);
+          if (there && tile > begin) prefetch_row(from - all_rows * d.states);
         } else {
 #pragma unroll
           for (int i = 0; i < NS; ++i) h[j][i] = there && lane * NS + i < d.states ? from[i] : A(0);
@@ -583,7 +583,7 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
       const int64_t marks = (shape.length + Used::STEPS - 1) / Used::STEPS;
       Tensor states = new_contiguous(A, std::vector<int64_t>{shape.batch * shape.channels * marks * shape.states});
       {
-        SegmentPlan forward = plan_segments(shape, scan_warps(shape), sms, 64 / static_cast<int64_t>(sizeof(T)));
+        SegmentPlan forward = plan_scan<T>(shape, sms);
         const Tensor space = segment_space(u, forward, shape);
         if (forward.count > 1) walk_segments<T>(context, d, forward, StateWalk<T>::from_nothing());
         StateWalk<T> walk;
@@ -594,8 +594,8 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
         walk_segments<T>(context, d, forward, walk);
       }
       const int64_t channel_blocks = (shape.per_group() + Used::CHANNELS - 1) / Used::CHANNELS;
-      const int64_t warps = shape.batch * shape.groups * channel_blocks * Used::WARPS;
-      SegmentPlan plan = plan_segments(shape, warps, sms, Used::STEPS);
+      SegmentPlan plan = plan_segments(shape, shape.batch * shape.groups * channel_blocks,
+                                       int64_t{sms} * Used::BLOCKS, Used::STEPS);
       const Tensor space = segment_space(u, plan, shape);
       const int64_t rows_all = shape.batch * shape.channels;
       const int64_t parts = plan.count * shape.batch;
