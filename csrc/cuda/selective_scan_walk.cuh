@@ -1,0 +1,349 @@
+// The forward kernel of selective_scan: see selective_scan.cu for how it works and what it costs.
+#pragma once
+
+#include "cuda/selective_scan.cuh"
+#include "cuda/selective_scan.h"
+
+namespace opgraft::cuda {
+
+inline constexpr int SCAN_ROW_BYTES = 64;
+inline constexpr int SCAN_STEPS = 4;  // steps between sums over lanes
+
+template <typename T>
+inline constexpr int TILE_STEPS = SCAN_ROW_BYTES / static_cast<int>(sizeof(T));
+
+// WARPS walk, HELPERS bring in and carry out. POLYNOMIAL: of 16 exponentials of a thread, how many go to the FMA units.
+template <typename Cut, int HELPERS_, int BLOCKS_, int POLYNOMIAL_>
+struct ScanCut : Cut {
+  static constexpr int HELPERS = HELPERS_;
+  static constexpr int BLOCKS = BLOCKS_;  // an SM
+  static constexpr int POLYNOMIAL = POLYNOMIAL_;
+  static constexpr int ALL_THREADS = Cut::THREADS + 32 * HELPERS;
+  static_assert(Cut::CHANNELS % HELPERS == 0 && Cut::LANES % Cut::ROWS == 0);
+
+  // Rows that a helper serves, as RowTasks wants them.
+  struct Helper {
+    static constexpr int WARP_ROWS = Cut::CHANNELS / HELPERS;
+  };
+
+  static constexpr bool polynomial(int value) {
+    return POLYNOMIAL > 0 && value % (16 / (POLYNOMIAL > 0 ? POLYNOMIAL : 1)) == 0;
+  }
+};
+
+template <typename A>
+struct alignas(2 * sizeof(A)) StepPair {
+  A step;
+  A input;
+};
+
+// Where tiles of B and C and the rows' pairs stand in shared memory, each twice. Row pitches are 4 words modulo 32. What
+// a walk gives, y of SCAN_STEPS steps, takes the place of the first half of their pairs.
+template <typename T, typename C>
+struct ScanShared {
+  using A = DeviceAccumulate<T>;
+  static constexpr int STEPS = TILE_STEPS<T>;
+  static constexpr int MATRIX = 2 * C::PADDED + 4;  // B, then C, of one step
+  static constexpr int PITCH = 2 * (STEPS + 2);
+  static constexpr int TILE = STEPS * MATRIX;
+  static constexpr int ROWS = C::CHANNELS * PITCH;
+  static constexpr size_t BYTES = sizeof(A) * 2 * (TILE + ROWS);
+
+  static __device__ __forceinline__ int result(int step) {
+    return 2 * (step / SCAN_STEPS * SCAN_STEPS) + step % SCAN_STEPS;
+  }
+};
+
+// What the helper warps do with a tile: fetch, and turn step sizes and inputs into pairs; later take y, gate and store.
+template <typename T, typename C, bool WALK, bool WIDE>
+class ScanHelper {
+  using A = DeviceAccumulate<T>;
+  using Shared = ScanShared<T, C>;
+  static constexpr bool FAST = sizeof(T) == 2;
+  static constexpr int STEPS = TILE_STEPS<T>;
+  static constexpr int ITEMS = VECTOR_WIDTH<T>;
+  using Tasks = RowTasks<typename C::Helper, STEPS, ITEMS>;
+  static constexpr int AT_ONCE = Tasks::COUNT < 2 ? Tasks::COUNT : 2;  // tasks of a lane whose loads are in flight
+  static constexpr int ROUNDS = (Tasks::COUNT + AT_ONCE - 1) / AT_ONCE;
+
+ public:
+  __device__ __forceinline__ ScanHelper(const ScanData<T>& d, const BlockPlace& place, T* y)
+      : d_(d),
+        y_(y),
+        thread_(threadIdx.x % 32),
+        first_((threadIdx.x / 32 - C::WARPS) * C::Helper::WARP_ROWS),
+        count_(place.count - first_),
+        channel_(place.channel + first_),
+        row_(place.batch * d.channels + channel_),
+        matrices_(d, place, threadIdx.x - C::THREADS) {}
+
+  // `done` and `next` are the first steps of tiles that share a place in shared memory; either may be absent (< 0).
+  __device__ __forceinline__ void serve(A* tile, A* rows, int64_t done, int64_t next) {
+    const int done_steps = done < 0 ? 0 : steps_left(done), next_steps = next < 0 ? 0 : steps_left(next);
+    if (next >= 0) matrices_.fetch(next, next_steps);
+    A* own = rows + first_ * Shared::PITCH;
+#pragma unroll 1
+    for (int round = 0; round < ROUNDS; ++round) {
+      const int task = thread_ + round * AT_ONCE * 32;
+      Vector<T, ITEMS> u[AT_ONCE], delta[AT_ONCE], old[AT_ONCE], gate[AT_ONCE];
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k) {
+        const int64_t at = offset(task + k * 32);
+        load_row<WIDE>(d_.u + at + next, left(task + k * 32, next_steps), u[k]);
+        load_row<WIDE>(d_.delta + at + next, left(task + k * 32, next_steps), delta[k]);
+        if constexpr (!WALK) {
+          load_row<WIDE>(d_.u + at + done, left(task + k * 32, done_steps), old[k]);
+          if (d_.z) load_row<WIDE>(d_.z + at + done, left(task + k * 32, done_steps), gate[k]);
+        }
+      }
+      if constexpr (!WALK) {
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) finish(own, task + k * 32, done, done_steps, old[k], gate[k]);
+        __syncwarp();
+      }
+      if (next >= 0) {
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) prepare(own, task + k * 32, next_steps, u[k], delta[k]);
+      }
+    }
+    if (next >= 0) matrices_.store(tile, next, next_steps);
+  }
+
+ private:
+  __device__ __forceinline__ int steps_left(int64_t tile) const {
+    return static_cast<int>(min(d_.length - tile, int64_t{STEPS}));
+  }
+
+  __device__ __forceinline__ bool real(int task) const {
+    return ROUNDS * AT_ONCE * 32 == Tasks::ALL || task < Tasks::ALL;
+  }
+
+  // How much of a task is there, given the tile's steps.
+  __device__ __forceinline__ int left(int task, int steps) const {
+    return real(task) && Tasks::row(task) < count_ ? steps - Tasks::step(task) : 0;
+  }
+
+  __device__ __forceinline__ int64_t offset(int task) const {
+    const bool there = real(task) && Tasks::row(task) < count_;
+    return (row_ + (there ? Tasks::row(task) : 0)) * d_.length + Tasks::step(task);
+  }
+
+  __device__ __forceinline__ void prepare(A* own, int task, int steps, const Vector<T, ITEMS>& u,
+                                          const Vector<T, ITEMS>& delta) const {
+    const int there = left(task, steps);
+    const A bias = d_.bias && there > 0 ? d_.bias[channel_ + Tasks::row(task)] : A(0);
+    // Loops of their own: the chains of eight softplus run side by side.
+    A step[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) step[i] = A(widen(delta.lane[i])) + bias;
+    if (d_.use_softplus) {
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) step[i] = softplus<FAST>(step[i]);
+    }
+    if (there < ITEMS) {
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) step[i] = i < there ? step[i] : A(0);
+    }
+    if (!real(task)) return;
+    A* to = own + Tasks::row(task) * Shared::PITCH + 2 * Tasks::step(task);
+#pragma unroll
+    for (int i = 0; i < ITEMS; i += 2) {
+      store_values(to + 2 * i, {step[i], step[i] * A(widen(u.lane[i])), step[i + 1],
+                                step[i + 1] * A(widen(u.lane[i + 1]))});
+    }
+  }
+
+  __device__ __forceinline__ void finish(const A* own, int task, int64_t done, int steps, const Vector<T, ITEMS>& u,
+                                         const Vector<T, ITEMS>& gate) const {
+    const int there = left(task, steps);
+    if (there <= 0) return;
+    const A skip = d_.skip ? d_.skip[channel_ + Tasks::row(task)] : A(0);
+    constexpr int PART = ITEMS < SCAN_STEPS ? ITEMS : SCAN_STEPS;
+    A value[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i += PART) {
+      A part[PART];
+      load_values(own + Tasks::row(task) * Shared::PITCH + Shared::result(Tasks::step(task) + i), part);
+#pragma unroll
+      for (int p = 0; p < PART; ++p) value[i + p] = fma(skip, A(widen(u.lane[i + p])), part[p]);
+    }
+    if (d_.z) {
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) value[i] *= silu<FAST>(A(widen(gate.lane[i])));
+    }
+    Vector<T, ITEMS> out;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) out.lane[i] = narrow<T>(value[i]);
+    store_row<WIDE>(y_ + offset(task) + done, there, out);
+  }
+
+  const ScanData<T>& d_;
+  T* y_;
+  int thread_, first_, count_;
+  int64_t channel_, row_;
+  MatrixTiles<T, STEPS, C::PADDED, Shared::MATRIX, 32 * C::HELPERS, true, !WALK> matrices_;
+};
+
+// WALK: states only (see selective_scan.h); else outputs are written. WIDE: see load_row.
+template <typename T, typename C, bool WALK, bool WIDE>
+__global__ void __launch_bounds__(C::ALL_THREADS, C::BLOCKS)
+    scan(ScanData<T> d, SegmentPlan plan, StateWalk<T> walk, T* __restrict__ y,
+         DeviceAccumulate<T>* __restrict__ final_state) {
+  using A = DeviceAccumulate<T>;
+  using Shared = ScanShared<T, C>;
+  constexpr int STEPS = TILE_STEPS<T>, K = SCAN_STEPS;
+  constexpr int NS = C::NS, ROWS = C::ROWS, LANES = C::LANES, PADDED = C::PADDED, MATRIX = Shared::MATRIX;
+  extern __shared__ __align__(16) unsigned char shared[];
+  A* tiles = reinterpret_cast<A*>(shared);
+  A* rows = tiles + 2 * Shared::TILE;
+
+  const BlockPlace place = block_place(d, C::CHANNELS);
+  if (WALK && walk.from_zero && place.segment == plan.count - 1) return;  // nothing comes after it
+  const int64_t begin = place.segment * plan.length;
+  const int64_t end = min(begin + plan.length, d.length);
+  const int turns = static_cast<int>((end - begin + STEPS - 1) / STEPS);
+
+  if (threadIdx.x >= C::THREADS) {
+    ScanHelper<T, C, WALK, WIDE> helper(d, place, y);
+    helper.serve(tiles, rows, -1, begin);
+    for (int turn = 0; turn <= turns; ++turn) {
+      if (turn > 0 || turns > 0) __syncthreads();
+      const int64_t tile = begin + int64_t{turn} * STEPS;
+      const int place_of = (turn + 1) % 2;
+      const int64_t done = !WALK && turn > 0 ? tile - STEPS : -1;
+      const int64_t next = turn + 1 < turns ? tile + STEPS : -1;
+      helper.serve(tiles + place_of * Shared::TILE, rows + place_of * Shared::ROWS, done, next);
+    }
+    return;
+  }
+
+  const int warp = threadIdx.x / 32, thread = threadIdx.x % 32;
+  const int lane = thread % LANES, group = thread / LANES;
+  const int count = place.count - warp * C::WARP_ROWS;  // rows of this warp that are there
+  const int64_t channel = place.channel + warp * C::WARP_ROWS;
+  const int64_t first_row = place.batch * d.channels + channel;
+  // A lane takes its group's rows in an order of its own, so sums over lanes need no choice of what to send.
+  const int turn_rows = WALK ? 0 : lane % ROWS;
+  auto row_of = [&](int j) { return group * ROWS + (j ^ turn_rows); };
+
+  alignas(16) A h[ROWS][NS];
+  A decay[ROWS][NS], step_sum[ROWS] = {};
+#pragma unroll
+  for (int j = 0; j < ROWS; ++j) {
+    const int r = row_of(j);
+#pragma unroll
+    for (int i = 0; i < NS; ++i) {
+      const int n = lane * NS + i;
+      const bool real = r < count && n < d.states;
+      decay[j][i] = real ? d.a[(channel + r) * d.states + n] * A(LOG2_E) : A(0);
+      h[j][i] = A(0);
+      if (!real || walk.from_zero) continue;
+      const int64_t at = (first_row + r) * d.states + n;
+      A state = d.initial ? d.initial[at] : A(0);
+      for (int64_t s = 0; s < place.segment; ++s) {
+        const int64_t row = s * d.batch * d.channels + first_row + r;
+        state = exp2_fast(decay[j][i] * plan_sums<T>(plan)[row]) * state + plan_ends<T>(plan)[row * d.states + n];
+      }
+      h[j][i] = state;
+    }
+  }
+
+  for (int turn = 0; turn < turns; ++turn) {
+    __syncthreads();
+    const int64_t tile = begin + int64_t{turn} * STEPS;
+    const A* tile_of = tiles + turn % 2 * Shared::TILE;
+    A* own = rows + turn % 2 * Shared::ROWS + warp * C::WARP_ROWS * Shared::PITCH;
+#pragma unroll 1
+    for (int t = 0; t < STEPS; t += K) {
+      if constexpr (WALK) {
+        if (walk.states && (t & ((1 << walk.every_log2) - 1)) == 0 && tile + t < end) {
+          const int64_t mark = (tile + t) >> walk.every_log2;
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+            const int r = row_of(j);
+            if (r >= count) continue;
+            A* to = walk.states + (mark * d.batch * d.channels + first_row + r) * d.states + lane * NS;
+            if (d.states % NS == 0) {
+              if (lane * NS < d.states) store_values(to, h[j]);
+            } else {
+#pragma unroll
+              for (int i = 0; i < NS; ++i) {
+                if (lane * NS + i < d.states) to[i] = h[j][i];
+              }
+            }
+          }
+        }
+      }
+      StepPair<A> pair[ROWS][K];
+      A sum[ROWS][K];
+#pragma unroll
+      for (int j = 0; j < ROWS; ++j) {
+        A both[2 * K];
+        load_values(own + row_of(j) * Shared::PITCH + 2 * t, both);
+#pragma unroll
+        for (int k = 0; k < K; ++k) pair[j][k] = {both[2 * k], both[2 * k + 1]};
+      }
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        A b[NS], c[NS];
+        load_values(tile_of + (t + k) * MATRIX + lane * NS, b);
+        if (!WALK) load_values(tile_of + (t + k) * MATRIX + PADDED + lane * NS, c);
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) {
+          const StepPair<A> p = pair[j][k];
+          if (WALK) step_sum[j] += p.step;
+          A y_part = A(0);
+#pragma unroll
+          for (int i = 0; i < NS; ++i) {
+            const A factor = C::polynomial(j * NS + i) && sizeof(T) == 2 ? exp2_polynomial(p.step * decay[j][i])
+                                                                          : exp2_fast(p.step * decay[j][i]);
+            h[j][i] = fma(factor, h[j][i], p.input * b[i]);
+            if (!WALK) y_part = i ? fma(h[j][i], c[i], y_part) : h[j][i] * c[i];
+          }
+          sum[j][k] = y_part;
+        }
+      }
+      if constexpr (!WALK) {
+        constexpr int LEFT = ROWS * K / LANES > 1 ? ROWS * K / LANES : 1;
+#pragma unroll
+        for (int by = ROWS / 2; by >= 1; by /= 2) {
+#pragma unroll
+          for (int j = 0; j < by; ++j) {
+#pragma unroll
+            for (int k = 0; k < K; ++k) sum[j][k] += __shfl_xor_sync(WHOLE_WARP, sum[j + by][k], by);
+          }
+        }
+        int base = 0;
+        scatter_sums<K, ROWS, LANES>(sum[0], lane, base);
+        A mine[LEFT];
+#pragma unroll
+        for (int i = 0; i < LEFT; ++i) mine[i] = sum[0][i];
+        __syncwarp();  // all lanes have read the pairs
+        store_values(own + row_of(0) * Shared::PITCH + Shared::result(t) + base, mine);
+      }
+    }
+  }
+  if (turns > 0) __syncthreads();
+
+#pragma unroll
+  for (int j = 0; j < ROWS; ++j) {
+    const int r = row_of(j);
+    if (r >= count) continue;
+    const int64_t row = first_row + r;
+    if (WALK && walk.from_zero) {
+      const int64_t at = place.segment * d.batch * d.channels + row;
+      if (lane == 0) plan_sums<T>(plan)[at] = step_sum[j];
+#pragma unroll
+      for (int i = 0; i < NS; ++i) {
+        if (lane * NS + i < d.states) plan_ends<T>(plan)[at * d.states + lane * NS + i] = h[j][i];
+      }
+    } else if (!WALK && end == d.length) {
+#pragma unroll
+      for (int i = 0; i < NS; ++i) {
+        if (lane * NS + i < d.states) final_state[row * d.states + lane * NS + i] = h[j][i];
+      }
+    }
+  }
+}
+
+}  // namespace opgraft::cuda
