@@ -21,7 +21,7 @@
 #include "cuda/selective_scan.h"
 #include "cuda/selective_scan_walk.cuh"
 #include "ops.h"
-#include "support/check.h"
+#include "support/selective_call.h"
 
 namespace opgraft::cuda {
 namespace {
@@ -121,22 +121,18 @@ std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, 
                                           const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
                                           const OptionalTensor& delta_bias, bool delta_softplus,
                                           const OptionalTensor& initial_state) {
-  const SelectiveShape shape =
-      check_selective("selective_scan", {u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state});
-  const Tensor rows = as_contiguous(u), steps = as_contiguous(delta), decays = as_contiguous(A);
-  const OptionalTensor skip = as_contiguous(D), gate = as_contiguous(z), bias = as_contiguous(delta_bias);
-  const OptionalTensor start = as_contiguous(initial_state);
-  Tensor y = new_contiguous_like(u);
-  Tensor final_state =
-      new_contiguous(u, std::vector<int64_t>{shape.batch, shape.channels, shape.states}, state_type(u));
+  const SelectiveForward call =
+      prepare_selective("selective_scan", {u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state});
+  const SelectiveShape& shape = call.shape;
+  Tensor y = call.y, final_state = call.final_state;
   if (shape.batch * shape.channels == 0) return {y, final_state};
   if (shape.length == 0) {
-    start ? torch::stable::copy_(final_state, *start) : torch::stable::zero_(final_state);
+    call.in.initial ? torch::stable::copy_(final_state, *call.in.initial) : torch::stable::zero_(final_state);
     return {y, final_state};
   }
   dispatch_floating("selective_scan", u, [&](auto tag) {
     using T = typename DeviceType<typename decltype(tag)::type>::type;
-    const ScanData<T> d = scan_data<T>(shape, {rows, steps, decays, B, C, skip, gate, bias, delta_softplus, start});
+    const ScanData<T> d = scan_data<T>(shape, call.in.arguments());
     Launch context(u);
     SegmentPlan plan = plan_scan<T>(shape, context.multiprocessors());
     const Tensor space = segment_space(u, plan, shape);

@@ -127,7 +127,9 @@ __device__ __forceinline__ Vector<T, ITEMS> load_vector(const T* from) {
 template <typename T, int ITEMS>
 __device__ __forceinline__ void store_vector(T* to, const Vector<T, ITEMS>& in) {
   static_assert(sizeof(Vector<T, ITEMS>) == sizeof(uint4));
-  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&in);
+  const uint4 words = *reinterpret_cast<const uint4*>(&in);
+  // Written as an assignment, the compiler makes four stores of it.
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w) : "memory");
 }
 
 // ITEMS consecutive steps of a row, `left` of which are there; the others are zero. WIDE: rows are aligned and whole
@@ -208,6 +210,20 @@ __device__ __forceinline__ void scatter_sums(A (&values)[ALL], int lane, int& ba
   }
 }
 
+// Adds up over the lanes at distances ROWS / 2 down to 1, where a lane's j-th row is its group's j ^ (lane % ROWS)-th: what
+// a lane ends with is values[0].
+template <int ROWS, int COUNT, typename A>
+__device__ __forceinline__ void add_rows(A (&values)[ROWS][COUNT]) {
+#pragma unroll
+  for (int by = ROWS / 2; by >= 1; by /= 2) {
+#pragma unroll
+    for (int j = 0; j < by; ++j) {
+#pragma unroll
+      for (int k = 0; k < COUNT; ++k) values[j][k] += __shfl_xor_sync(WHOLE_WARP, values[j + by][k], by);
+    }
+  }
+}
+
 template <int COUNT, typename A>
 __device__ __forceinline__ void load_values(const A* from, A (&out)[COUNT]) {
   constexpr int WIDE = COUNT * sizeof(A) < 16 ? COUNT : 16 / sizeof(A);
@@ -242,8 +258,9 @@ __device__ __forceinline__ void store_values(A* to, const A (&in)[COUNT]) {
 }
 
 // B and C (or one of them) of STEPS steps on their way into shared memory, [step][PITCH], B's states from 0 and C's
-// from PADDED; states and steps that are not there become zero. Vectors wait in registers during the tile before.
-template <typename T, int STEPS, int PADDED, int PITCH, int THREADS, bool WITH_B, bool WITH_C>
+// from ORDERS * PADDED; states and steps that are not there become zero. Vectors wait in registers during the tile
+// before. There are ORDERS copies of a step's states, PADDED apart: the k-th has state n at n ^ k.
+template <typename T, int STEPS, int PADDED, int PITCH, int ORDERS, int THREADS, bool WITH_B, bool WITH_C>
 class MatrixTiles {
   using A = DeviceAccumulate<T>;
   static constexpr int ITEMS = VECTOR_WIDTH<T>;
@@ -252,7 +269,7 @@ class MatrixTiles {
   static constexpr int VECTORS = ELEMENTS / ITEMS;
   static constexpr int COUNT = (KINDS * VECTORS + THREADS - 1) / THREADS;
   static constexpr int FIRST = WITH_B ? 0 : 1;
-  static_assert(PADDED % ITEMS == 0 && STEPS % ITEMS == 0);
+  static_assert(PADDED % ITEMS == 0 && STEPS % ITEMS == 0 && (ORDERS == 1 || ORDERS <= ITEMS));
 
  public:
   __device__ __forceinline__ MatrixTiles(const ScanData<T>& d, const BlockPlace& place, int thread)
@@ -280,16 +297,27 @@ class MatrixTiles {
       store_single(out, tile, steps);
     } else if (d_.access == MatrixAccess::ALONG_STEPS) {
       each_held([&](int kind, int v, const Vector<T, ITEMS>& held) {
-        A* to = out + step_of(v, true) * PITCH + kind * PADDED + state_of(v, true);
+        A* to = out + step_of(v, true) * PITCH + kind * ORDERS * PADDED;
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) to[i * PITCH] = widen(held.lane[i]);
+        for (int i = 0; i < ITEMS; ++i) {
+          const A value = widen(held.lane[i]);
+#pragma unroll
+          for (int k = 0; k < ORDERS; ++k) to[i * PITCH + k * PADDED + (state_of(v, true) ^ k)] = value;
+        }
       });
     } else {
       each_held([&](int kind, int v, const Vector<T, ITEMS>& held) {
+        A* to = out + step_of(v, false) * PITCH + kind * ORDERS * PADDED + state_of(v, false);
         A wide[ITEMS];
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) wide[i] = widen(held.lane[i]);
-        store_values(out + step_of(v, false) * PITCH + kind * PADDED + state_of(v, false), wide);
+#pragma unroll
+        for (int k = 0; k < ORDERS; ++k) {
+          A turned[ITEMS];
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) turned[i] = wide[i ^ (k % ITEMS)];
+          store_values(to + k * PADDED, turned);
+        }
       });
     }
   }
@@ -321,7 +349,9 @@ class MatrixTiles {
       const bool by_state = strides.state <= strides.step;
       const int t = by_state ? rest / PADDED : rest % STEPS, n = by_state ? rest % PADDED : rest / STEPS;
       const T* from = (kind ? c_ : b_) + n * strides.state + (tile + t) * strides.step;
-      out[t * PITCH + kind * PADDED + n] = n < d_.states && t < steps ? A(widen(*from)) : A(0);
+      const A value = n < d_.states && t < steps ? A(widen(*from)) : A(0);
+#pragma unroll
+      for (int k = 0; k < ORDERS; ++k) out[t * PITCH + (kind * ORDERS + k) * PADDED + (n ^ k)] = value;
     }
   }
 

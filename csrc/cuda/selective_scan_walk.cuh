@@ -181,7 +181,7 @@ class ScanHelper {
   T* y_;
   int thread_, first_, count_;
   int64_t channel_, row_;
-  MatrixTiles<T, STEPS, C::PADDED, Shared::MATRIX, 32 * C::HELPERS, true, !WALK> matrices_;
+  MatrixTiles<T, STEPS, C::PADDED, Shared::MATRIX, 1, 32 * C::HELPERS, true, !WALK> matrices_;
 };
 
 // WALK: states only (see selective_scan.h); else outputs are written. WIDE: see load_row.
@@ -305,14 +305,7 @@ __global__ void __launch_bounds__(C::ALL_THREADS, C::BLOCKS)
       }
       if constexpr (!WALK) {
         constexpr int LEFT = ROWS * K / LANES > 1 ? ROWS * K / LANES : 1;
-#pragma unroll
-        for (int by = ROWS / 2; by >= 1; by /= 2) {
-#pragma unroll
-          for (int j = 0; j < by; ++j) {
-#pragma unroll
-            for (int k = 0; k < K; ++k) sum[j][k] += __shfl_xor_sync(WHOLE_WARP, sum[j + by][k], by);
-          }
-        }
+        add_rows(sum);
         int base = 0;
         scatter_sums<K, ROWS, LANES>(sum[0], lane, base);
         A mine[LEFT];

@@ -1,0 +1,494 @@
+// The backward kernel of selective_scan: see selective_scan_backward.cu for how it works and what it costs.
+#pragma once
+
+#include "cuda/selective_scan.cuh"
+#include "cuda/selective_scan.h"
+
+namespace opgraft::cuda {
+
+template <typename C, int STEPS_, int BLOCKS_>
+struct BackCut : C {
+  static constexpr int STEPS = STEPS_;
+  static constexpr int BLOCKS = BLOCKS_;  // an SM
+};
+
+// Three planes of a warp's rows: going in, the step size, the step size times u, and the gradient of y before the gate;
+// coming out, the gradient of (step size * u), the gradient of the step size by the decays, and y.
+enum Plane { STEP, INPUT, OUTPUT, PLANES };
+
+template <typename A, typename C>
+struct BackShared {
+  static constexpr int K = sizeof(A) == 8 ? 2 : 4;  // steps whose states are in registers at once
+  static constexpr int ORDERS = C::NS < C::GROUPS ? C::NS : C::GROUPS;
+  static constexpr int KIND = ORDERS * C::PADDED;  // B or C of one step, in every order of a lane's states
+  static constexpr int MATRIX = 2 * KIND + 4;
+  static constexpr int PITCH = C::STEPS + 4;        // of a plane's row: 4 words modulo 16
+  static constexpr int SUMS = 2 * C::PADDED + 1;    // of one step, dB then dC; odd, since it is read along time
+  static constexpr int TILES = 2 * C::STEPS * MATRIX;
+  static constexpr int WARP_SUMS = (C::STEPS * SUMS + 3) / 4 * 4;
+  static constexpr int PLANE = C::WARP_ROWS * PITCH;
+  static constexpr int STARTS = C::STEPS / K * C::VALUES * 32;
+  static constexpr int WARP = PLANES * PLANE + STARTS;
+  static constexpr size_t BYTES = sizeof(A) * (TILES + 2 * C::WARPS * WARP_SUMS + C::WARPS * WARP);
+  static_assert(C::STEPS % K == 0);
+};
+
+template <typename T>
+struct ScanGradients {
+  using W = DeviceAccumulate<T>;
+  const T* up;
+  const W* up_final;
+  const W* states;  // [mark][batch][channel][state]
+  int64_t marks;
+  T *u, *delta, *z;
+  W *a, *skip, *bias;  // [segment][batch][channel]...
+  W* matrices;         // [block of channels][B or C][batch][group][state][step]
+  W* initial;
+};
+
+// REDUCE: only the gradient of the state that leaves each segment, from zero, into the plan.
+// WIDE: see load_row.
+template <typename T, typename C, bool REDUCE, bool WIDE>
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
+    scan_back(ScanData<T> d, SegmentPlan plan, ScanGradients<T> g) {
+  using A = DeviceAccumulate<T>;
+  using Shared = BackShared<A, C>;
+  constexpr bool FAST = sizeof(T) == 2;
+  constexpr int NS = C::NS, ROWS = C::ROWS, LANES = C::LANES, PADDED = C::PADDED, STEPS = C::STEPS, K = Shared::K;
+  constexpr int MATRIX = Shared::MATRIX, PITCH = Shared::PITCH;
+  constexpr int ITEMS = VECTOR_WIDTH<T>;
+  using Tasks = RowTasks<C, STEPS, ITEMS>;
+  extern __shared__ __align__(32) unsigned char shared[];
+  const int warp = threadIdx.x / 32, thread = threadIdx.x % 32;
+  const int lane = thread % LANES, group = thread / LANES;
+  A* tiles = reinterpret_cast<A*>(shared);
+  A* all_sums = tiles + Shared::TILES;
+  A* planes = all_sums + 2 * C::WARPS * Shared::WARP_SUMS + warp * Shared::WARP;
+  A* starts = planes + PLANES * Shared::PLANE;
+
+  // A lane takes its group's rows, and a group takes a lane's states, in an order of its own: sums over lanes and over
+  // groups then need no choice of what to send.
+  constexpr int ORDERS = Shared::ORDERS;
+  const int turn_rows = lane % ROWS, turn_states = group % ORDERS;
+  auto row_of = [&](int j) { return group * ROWS + (j ^ turn_rows); };
+  auto state_of = [&](int i) { return lane * NS + (i ^ turn_states); };
+
+  const BlockPlace place = block_place(d, C::CHANNELS);
+  const int64_t begin = place.segment * plan.length;
+  const int64_t end = min(begin + plan.length, d.length);
+  const int count = place.count - warp * C::WARP_ROWS;  // rows of this warp that are there
+  const int64_t channel = place.channel + warp * C::WARP_ROWS;
+  const int64_t first_row = place.batch * d.channels + channel;
+  const int64_t all_rows = d.batch * d.channels;
+
+  A decay[ROWS][NS], carry[ROWS][NS], slope[ROWS][NS] = {}, step_sum[ROWS] = {};
+#pragma unroll
+  for (int j = 0; j < ROWS; ++j) {
+    const int r = row_of(j);
+    const int64_t row = first_row + r;
+#pragma unroll
+    for (int i = 0; i < NS; ++i) {
+      const int n = state_of(i);
+      const bool real = r < count && n < d.states;
+      decay[j][i] = real ? d.a[(channel + r) * d.states + n] * A(LOG2_E) : A(0);
+      carry[j][i] = A(0);
+      if (!real || REDUCE) continue;
+      A state = g.up_final ? g.up_final[row * d.states + n] : A(0);
+      for (int64_t s = plan.count - 1; s > place.segment; --s) {
+        const int64_t at = s * all_rows + row;
+        state = exp2_fast(decay[j][i] * plan_sums<T>(plan)[at]) * state + plan_ends<T>(plan)[at * d.states + n];
+      }
+      carry[j][i] = state;
+    }
+  }
+
+  MatrixTiles<T, STEPS, PADDED, MATRIX, ORDERS, C::THREADS, !REDUCE, true> matrices(d, place, threadIdx.x);
+  int64_t offset[Tasks::COUNT];
+  A skip_sum[Tasks::COUNT] = {}, bias_sum[Tasks::COUNT] = {};
+#pragma unroll
+  for (int k = 0; k < Tasks::COUNT; ++k) {
+    const int r = Tasks::row(thread + k * 32);
+    const bool there = Tasks::real(thread + k * 32) && r < count;
+    offset[k] = (first_row + (there ? r : 0)) * d.length + Tasks::step(thread + k * 32);
+  }
+  auto steps_left = [&](int64_t tile) { return static_cast<int>(min(d.length - tile, int64_t{STEPS})); };
+  // How much of the k-th task is there, given the tile's steps.
+  auto left = [&](int k, int steps) {
+    const int task = thread + k * 32;
+    return Tasks::real(task) && Tasks::row(task) < count ? steps - Tasks::step(task) : 0;
+  };
+  // Over groups: what stays is at multiples of ORDERS.
+  auto add_groups = [&](A(&values)[NS]) {
+#pragma unroll
+    for (int by = ORDERS / 2; by >= 1; by /= 2) {
+#pragma unroll
+      for (int i = 0; i < NS; ++i) {
+        if (i % (2 * by) == 0 && i % ORDERS < by) {
+          values[i] += __shfl_xor_sync(WHOLE_WARP, values[i + by], by * LANES);
+        }
+      }
+    }
+  };
+  // This block's parts of dB and dC: [block of channels][B or C][batch][group][state][step].
+  const int64_t kind_stride = d.batch * d.groups * d.states * d.length;
+  A* own_matrices = g.matrices + 2 * (place.channel % d.per_group() / C::CHANNELS) * kind_stride +
+                    (place.batch * d.groups + place.group) * d.states * d.length;
+  // The warps' sums of the tile before, every (kind, state, step) once, in order. Steps are neighbours in memory.
+  auto write_matrices = [&](int64_t tile, const A* sums) {
+    const int steps = steps_left(tile);
+    for (int i = threadIdx.x; i < 2 * PADDED * STEPS; i += C::THREADS) {
+      const int t = i % STEPS;
+      const int n = i / STEPS % PADDED;
+      const int kind = i / STEPS / PADDED;
+      if (t >= steps || n >= d.states) continue;
+      A sum = A(0);
+#pragma unroll
+      for (int w = 0; w < C::WARPS; ++w) sum += sums[w * Shared::WARP_SUMS + t * Shared::SUMS + kind * PADDED + n];
+      own_matrices[(kind ? kind_stride : 0) + n * d.length + tile + t] = sum;
+    }
+  };
+
+  const int64_t last_tile = begin + (end - begin - 1) / STEPS * STEPS;
+  matrices.fetch(last_tile, steps_left(last_tile));
+  int buffer = 0;
+  for (int64_t tile = last_tile; tile >= begin; tile -= STEPS) {
+    const int steps = steps_left(tile);
+    A* tile_of = tiles + buffer * STEPS * MATRIX;
+    A* sums = all_sums + (buffer * C::WARPS + warp) * Shared::WARP_SUMS;
+    alignas(16) A h[ROWS][NS];
+    if constexpr (!REDUCE) {
+#pragma unroll
+      for (int j = 0; j < ROWS; ++j) {
+        const int r = row_of(j);
+        const A* from = g.states + (tile / STEPS * all_rows + first_row + r) * d.states;
+#pragma unroll
+        for (int i = 0; i < NS; ++i) h[j][i] = r < count && state_of(i) < d.states ? __ldcs(from + state_of(i)) : A(0);
+        if (r < count && tile > begin && lane * NS < d.states) prefetch_row(from - all_rows * d.states + lane * NS);
+      }
+    }
+    {
+      Vector<T, ITEMS> u[Tasks::COUNT], delta[Tasks::COUNT], up[Tasks::COUNT], gate[Tasks::COUNT];
+#pragma unroll
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        if (!REDUCE) load_row<WIDE>(d.u + offset[k] + tile, left(k, steps), u[k]);
+        load_row<WIDE>(d.delta + offset[k] + tile, left(k, steps), delta[k]);
+        load_row<WIDE>(g.up + offset[k] + tile, left(k, steps), up[k]);
+        if (d.z) load_row<WIDE>(d.z + offset[k] + tile, left(k, steps), gate[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        const int task = thread + k * 32;
+        if (!Tasks::real(task)) continue;
+        const A bias = d.bias && left(k, steps) > 0 ? d.bias[channel + Tasks::row(task)] : A(0);
+        // Loops of their own: the chains of exponentials run side by side.
+        A step[ITEMS], input[ITEMS], dy[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+          step[i] = A(widen(delta[k].lane[i])) + bias;
+          dy[i] = widen(up[k].lane[i]);
+        }
+        if (d.use_softplus) {
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) step[i] = softplus<FAST>(step[i]);
+        }
+        if (d.z) {
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) dy[i] *= silu<FAST>(A(widen(gate[k].lane[i])));
+        }
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+          if (i >= left(k, steps)) step[i] = dy[i] = A(0);
+          if (!REDUCE) input[i] = step[i] * A(widen(u[k].lane[i]));
+        }
+        A* to = planes + Tasks::row(task) * PITCH + Tasks::step(task);
+        store_values(to + STEP * Shared::PLANE, step);
+        if (!REDUCE) store_values(to + INPUT * Shared::PLANE, input);
+        store_values(to + OUTPUT * Shared::PLANE, dy);
+      }
+    }
+    matrices.store(tile_of, tile, steps);
+    __syncthreads();
+    if (!REDUCE && tile != last_tile) {
+      write_matrices(tile + STEPS, all_sums + (buffer ^ 1) * C::WARPS * Shared::WARP_SUMS);
+    }
+    if (tile > begin) {
+      matrices.fetch(tile - STEPS, STEPS);
+#pragma unroll
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        if (Tasks::step(thread + k * 32) % (2 * ITEMS)) continue;  // one lane a sector of 32 bytes
+        const int64_t next = offset[k] + tile - STEPS;
+        if (!REDUCE) prefetch_row(d.u + next);
+        prefetch_row(d.delta + next);
+        prefetch_row(g.up + next);
+        if (d.z) prefetch_row(d.z + next);
+      }
+    }
+
+    if constexpr (REDUCE) {
+#pragma unroll 1
+      for (int t = STEPS - K; t >= 0; t -= K) {
+        A step[ROWS][K], dy[ROWS][K];
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) {
+          const A* from = planes + row_of(j) * PITCH + t;
+          load_values(from + STEP * Shared::PLANE, step[j]);
+          load_values(from + OUTPUT * Shared::PLANE, dy[j]);
+        }
+#pragma unroll
+        for (int k = K - 1; k >= 0; --k) {
+          A c[NS];
+          load_values(tile_of + (t + k) * MATRIX + Shared::KIND + turn_states * PADDED + lane * NS, c);
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+            step_sum[j] += step[j][k];
+#pragma unroll
+            for (int i = 0; i < NS; ++i) {
+              carry[j][i] = exp2_fast(step[j][k] * decay[j][i]) * fma(dy[j][k], c[i], carry[j][i]);
+            }
+          }
+        }
+      }
+    } else {
+      // The state before every K-th step.
+#pragma unroll 1
+      for (int t = 0;; t += K) {
+        constexpr int WIDE = 16 / sizeof(A);
+        const A* flat = &h[0][0];
+#pragma unroll
+        for (int v = 0; v < C::VALUES / WIDE; ++v) {
+          A pack[WIDE];
+#pragma unroll
+          for (int i = 0; i < WIDE; ++i) pack[i] = flat[v * WIDE + i];
+          store_values(starts + ((t / K * (C::VALUES / WIDE) + v) * 32 + thread) * WIDE, pack);
+        }
+        if (t == STEPS - K) break;
+        A step[ROWS][K], input[ROWS][K];
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) {
+          const A* from = planes + row_of(j) * PITCH + t;
+          load_values(from + STEP * Shared::PLANE, step[j]);
+          load_values(from + INPUT * Shared::PLANE, input[j]);
+        }
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          A b[NS];
+          load_values(tile_of + (t + k) * MATRIX + turn_states * PADDED + lane * NS, b);
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+#pragma unroll
+            for (int i = 0; i < NS; ++i) {
+              h[j][i] = fma(exp2_fast(step[j][k] * decay[j][i]), h[j][i], input[j][k] * b[i]);
+            }
+          }
+        }
+      }
+
+#pragma unroll 1
+      for (int t = STEPS - K; t >= 0; t -= K) {
+        constexpr int WIDE = 16 / sizeof(A);
+        A start[ROWS][NS], state[K][ROWS][NS], factor[K][ROWS][NS];
+        A* flat = &start[0][0];
+#pragma unroll
+        for (int v = 0; v < C::VALUES / WIDE; ++v) {
+          A pack[WIDE];
+          load_values(starts + ((t / K * (C::VALUES / WIDE) + v) * 32 + thread) * WIDE, pack);
+#pragma unroll
+          for (int i = 0; i < WIDE; ++i) flat[v * WIDE + i] = pack[i];
+        }
+        A step[ROWS][K], input[ROWS][K], dy[ROWS][K];
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) {
+          const A* from = planes + row_of(j) * PITCH + t;
+          load_values(from + STEP * Shared::PLANE, step[j]);
+          load_values(from + INPUT * Shared::PLANE, input[j]);
+          load_values(from + OUTPUT * Shared::PLANE, dy[j]);
+        }
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          A b[NS];
+          load_values(tile_of + (t + k) * MATRIX + turn_states * PADDED + lane * NS, b);
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+#pragma unroll
+            for (int i = 0; i < NS; ++i) {
+              factor[k][j][i] = exp2_fast(step[j][k] * decay[j][i]);
+              state[k][j][i] = fma(factor[k][j][i], k ? state[k ? k - 1 : 0][j][i] : start[j][i], input[j][k] * b[i]);
+            }
+          }
+        }
+        A to_input[ROWS][K], to_step[ROWS][K], y[ROWS][K];
+#pragma unroll
+        for (int k = K - 1; k >= 0; --k) {
+          A b[NS], c[NS], to_b[NS] = {}, to_c[NS] = {};
+          load_values(tile_of + (t + k) * MATRIX + turn_states * PADDED + lane * NS, b);
+          load_values(tile_of + (t + k) * MATRIX + Shared::KIND + turn_states * PADDED + lane * NS, c);
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+            A by_input = A(0), by_step = A(0), by_state = A(0);
+#pragma unroll
+            for (int i = 0; i < NS; ++i) {
+              const A before = k ? state[k ? k - 1 : 0][j][i] : start[j][i];
+              const A total = fma(dy[j][k], c[i], carry[j][i]);
+              by_state = fma(state[k][j][i], c[i], by_state);
+              to_b[i] = fma(total, input[j][k], to_b[i]);
+              to_c[i] = fma(dy[j][k], state[k][j][i], to_c[i]);
+              by_input = fma(total, b[i], by_input);
+              carry[j][i] = factor[k][j][i] * total;
+              const A to_exponent = carry[j][i] * before;
+              by_step = fma(to_exponent, decay[j][i], by_step);
+              slope[j][i] = fma(to_exponent, step[j][k], slope[j][i]);
+            }
+            to_input[j][k] = by_input;
+            to_step[j][k] = by_step;
+            y[j][k] = by_state;
+          }
+          add_groups(to_b);
+          add_groups(to_c);
+          constexpr int KEPT = NS / ORDERS, LEFT = 2 * NS / C::GROUPS > 1 ? 2 * NS / C::GROUPS : 1;
+          A parts[2 * KEPT];
+#pragma unroll
+          for (int i = 0; i < KEPT; ++i) {
+            parts[i] = to_b[i * ORDERS];
+            parts[KEPT + i] = to_c[i * ORDERS];
+          }
+          int base = 0;
+          scatter_sums<2 * KEPT, LANES * ORDERS, 32>(parts, thread, base);
+#pragma unroll
+          for (int i = 0; i < LEFT; ++i) {
+            const int which = base + i;
+            sums[(t + k) * Shared::SUMS + which / KEPT * PADDED + state_of(which % KEPT * ORDERS)] = parts[i];
+          }
+        }
+        constexpr int LEFT = ROWS * K / LANES > 1 ? ROWS * K / LANES : 1;
+        __syncwarp();  // all lanes have read the planes' K steps
+        auto put = [&](A(&values)[ROWS][K], Plane plane) {
+          add_rows(values);
+          int base = 0;
+          scatter_sums<K, ROWS, LANES>(values[0], thread, base);
+          A mine[LEFT];
+#pragma unroll
+          for (int i = 0; i < LEFT; ++i) mine[i] = values[0][i];
+          store_values(planes + plane * Shared::PLANE + row_of(0) * PITCH + t + base, mine);
+        };
+        put(to_input, STEP);
+        put(to_step, INPUT);
+        put(y, OUTPUT);
+      }
+      __syncwarp();
+
+#pragma unroll
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        const int task = thread + k * 32;
+        const int there = left(k, steps);
+        if (there <= 0) continue;
+        const int64_t at = offset[k] + tile;
+        Vector<T, ITEMS> u, delta, up, gate, d_u, d_delta, d_z;
+        load_row<WIDE>(d.u + at, there, u);
+        load_row<WIDE>(d.delta + at, there, delta);
+        load_row<WIDE>(g.up + at, there, up);
+        if (d.z) load_row<WIDE>(d.z + at, there, gate);
+        const A* from = planes + Tasks::row(task) * PITCH + Tasks::step(task);
+        A to_input[ITEMS], to_step[ITEMS], y[ITEMS];
+        load_values(from + STEP * Shared::PLANE, to_input);
+        load_values(from + INPUT * Shared::PLANE, to_step);
+        load_values(from + OUTPUT * Shared::PLANE, y);
+        const A bias = d.bias ? d.bias[channel + Tasks::row(task)] : A(0);
+        const A skip = d.skip ? d.skip[channel + Tasks::row(task)] : A(0);
+        A x[ITEMS], step[ITEMS], dy[ITEMS], slope_of[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+          x[i] = widen(u.lane[i]);
+          step[i] = A(widen(delta.lane[i])) + bias;
+          slope_of[i] = A(1);
+          dy[i] = widen(up.lane[i]);
+        }
+        if (d.use_softplus) {
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) {
+            slope_of[i] = step[i] > A(SOFTPLUS_THRESHOLD) ? A(1) : sigmoid<FAST>(step[i]);
+            step[i] = softplus<FAST>(step[i]);
+          }
+        }
+        if (d.z) {
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) {
+            const A gated = widen(gate.lane[i]);
+            const A s = sigmoid<FAST>(gated);
+            const A curve = s * (A(1) - s);
+            const A silu_slope = s + (curve == A(0) ? A(0) : gated * curve);
+            d_z.lane[i] = narrow<T>(dy[i] * fma(skip, x[i], y[i]) * silu_slope);
+            dy[i] *= gated * s;
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+          // decay carries the factor log2 e.
+          const A to_raw = fma(to_input[i], x[i], to_step[i] * A(0.6931471805599453)) * slope_of[i];
+          d_u.lane[i] = narrow<T>(fma(to_input[i], step[i], dy[i] * skip));
+          d_delta.lane[i] = narrow<T>(to_raw);
+          if (WIDE || i < there) {
+            skip_sum[k] = fma(dy[i], x[i], skip_sum[k]);
+            bias_sum[k] += to_raw;
+          }
+        }
+        store_row<WIDE>(g.u + at, there, d_u);
+        store_row<WIDE>(g.delta + at, there, d_delta);
+        if (d.z) store_row<WIDE>(g.z + at, there, d_z);
+      }
+    }
+    __syncwarp();  // the planes are read before the next tile's are written
+    buffer ^= 1;
+  }
+
+  if constexpr (REDUCE) {
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+      const int r = row_of(j);
+      if (r >= count) continue;
+      const int64_t at = place.segment * all_rows + first_row + r;
+      if (lane == 0) plan_sums<T>(plan)[at] = step_sum[j];
+#pragma unroll
+      for (int i = 0; i < NS; ++i) {
+        if (state_of(i) < d.states) plan_ends<T>(plan)[at * d.states + state_of(i)] = carry[j][i];
+      }
+    }
+  } else {
+    __syncthreads();
+    write_matrices(begin, all_sums + (buffer ^ 1) * C::WARPS * Shared::WARP_SUMS);
+    const int64_t part = place.segment * all_rows;
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+      const int r = row_of(j);
+      if (r >= count) continue;
+#pragma unroll
+      for (int i = 0; i < NS; ++i) {
+        const int64_t at = (first_row + r) * d.states + state_of(i);
+        if (state_of(i) >= d.states) continue;
+        g.a[part * d.states + at] = slope[j][i];
+        if (begin == 0) g.initial[at] = carry[j][i];
+      }
+    }
+    // A row's vectors are on several lanes: through the planes.
+#pragma unroll
+    for (int k = 0; k < Tasks::COUNT; ++k) {
+      const int task = thread + k * 32;
+      if (!Tasks::real(task)) continue;
+      A* to = planes + Tasks::row(task) * PITCH + Tasks::step(task) / ITEMS;
+      to[STEP * Shared::PLANE] = skip_sum[k];
+      to[INPUT * Shared::PLANE] = bias_sum[k];
+    }
+    __syncwarp();
+    for (int r = thread; r < min(count, C::WARP_ROWS); r += 32) {
+      A skip = A(0), bias = A(0);
+#pragma unroll
+      for (int v = 0; v < Tasks::VECTORS; ++v) {
+        skip += planes[STEP * Shared::PLANE + r * PITCH + v];
+        bias += planes[INPUT * Shared::PLANE + r * PITCH + v];
+      }
+      g.skip[part + first_row + r] = skip;
+      g.bias[part + first_row + r] = bias;
+    }
+  }
+}
+
+}  // namespace opgraft::cuda
