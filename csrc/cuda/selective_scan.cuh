@@ -110,6 +110,25 @@ __device__ __forceinline__ A sigmoid(A x) {
   }
 }
 
+// softplus in place, and its slope.
+template <bool FAST, typename A>
+__device__ __forceinline__ A softplus_slope(A& x) {
+  if constexpr (FAST) {
+    const float e = exp2_fast(x * static_cast<float>(LOG2_E));
+    const float sum = 1.0f + e;
+    const float series = e * fmaf(e, fmaf(e, 0.33333333f, -0.5f), 1.0f);
+    const float value = e < 0.03125f ? series : log2_fast(sum) * 0.69314718f;
+    const float slope = e * reciprocal_fast(sum);
+    const bool beyond = x > 20.0f;
+    x = beyond ? x : value;
+    return beyond ? 1.0f : slope;
+  } else {
+    const A slope = x > A(SOFTPLUS_THRESHOLD) ? A(1) : sigmoid<false>(x);
+    x = softplus<false>(x);
+    return slope;
+  }
+}
+
 template <bool FAST, typename A>
 __device__ __forceinline__ A silu(A x) {
   return x * sigmoid<FAST>(x);
@@ -180,6 +199,8 @@ struct RowTasks {
   static constexpr int ALL = C::WARP_ROWS * VECTORS;
   static constexpr int COUNT = (ALL + 31) / 32;
   static constexpr int SIDE = C::WARP_ROWS < 8 ? C::WARP_ROWS : 8;
+  static constexpr int ROWS_APART = 32 / VECTORS;  // a lane's tasks, which are at the same step
+  static_assert(32 % (SIDE * VECTORS) == 0);
 
   static __device__ __forceinline__ bool real(int task) { return ALL % 32 == 0 || task < ALL; }
   static __device__ __forceinline__ int row(int task) { return task % SIDE + task / (SIDE * VECTORS) * SIDE; }

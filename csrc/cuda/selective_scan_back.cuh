@@ -6,9 +6,10 @@
 
 namespace opgraft::cuda {
 
-template <typename C, int STEPS_, int BLOCKS_>
+template <typename C, int STEPS_, int K_, int BLOCKS_>
 struct BackCut : C {
   static constexpr int STEPS = STEPS_;
+  static constexpr int K = K_;            // steps whose states are in registers at once
   static constexpr int BLOCKS = BLOCKS_;  // an SM
 };
 
@@ -18,7 +19,7 @@ enum Plane { STEP, INPUT, OUTPUT, PLANES };
 
 template <typename A, typename C>
 struct BackShared {
-  static constexpr int K = sizeof(A) == 8 ? 2 : 4;  // steps whose states are in registers at once
+  static constexpr int K = C::K;
   static constexpr int ORDERS = C::NS < C::GROUPS ? C::NS : C::GROUPS;
   static constexpr int KIND = ORDERS * C::PADDED;  // B or C of one step, in every order of a lane's states
   static constexpr int MATRIX = 2 * KIND + 4;
@@ -56,6 +57,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   constexpr bool FAST = sizeof(T) == 2;
   constexpr int NS = C::NS, ROWS = C::ROWS, LANES = C::LANES, PADDED = C::PADDED, STEPS = C::STEPS, K = Shared::K;
   constexpr int MATRIX = Shared::MATRIX, PITCH = Shared::PITCH;
+  constexpr int PACK = 16 / sizeof(A);
   constexpr int ITEMS = VECTOR_WIDTH<T>;
   using Tasks = RowTasks<C, STEPS, ITEMS>;
   extern __shared__ __align__(32) unsigned char shared[];
@@ -148,6 +150,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     }
   };
 
+  const bool whole_states = d.states % NS == 0;
   const int64_t last_tile = begin + (end - begin - 1) / STEPS * STEPS;
   matrices.fetch(last_tile, steps_left(last_tile));
   int buffer = 0;
@@ -161,9 +164,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       for (int j = 0; j < ROWS; ++j) {
         const int r = row_of(j);
         const A* from = g.states + (tile / STEPS * all_rows + first_row + r) * d.states;
+        const bool there = r < count && lane * NS < d.states;
 #pragma unroll
-        for (int i = 0; i < NS; ++i) h[j][i] = r < count && state_of(i) < d.states ? __ldcs(from + state_of(i)) : A(0);
-        if (r < count && tile > begin && lane * NS < d.states) prefetch_row(from - all_rows * d.states + lane * NS);
+        for (int i = 0; i < NS; ++i) {
+          h[j][i] = there && (whole_states || state_of(i) < d.states) ? __ldcs(from + state_of(i)) : A(0);
+        }
+        if (there && tile > begin) prefetch_row(from - all_rows * d.states + lane * NS);
       }
     }
     {
@@ -252,14 +258,13 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       // The state before every K-th step.
 #pragma unroll 1
       for (int t = 0;; t += K) {
-        constexpr int WIDE = 16 / sizeof(A);
         const A* flat = &h[0][0];
 #pragma unroll
-        for (int v = 0; v < C::VALUES / WIDE; ++v) {
-          A pack[WIDE];
+        for (int v = 0; v < C::VALUES / PACK; ++v) {
+          A pack[PACK];
 #pragma unroll
-          for (int i = 0; i < WIDE; ++i) pack[i] = flat[v * WIDE + i];
-          store_values(starts + ((t / K * (C::VALUES / WIDE) + v) * 32 + thread) * WIDE, pack);
+          for (int i = 0; i < PACK; ++i) pack[i] = flat[v * PACK + i];
+          store_values(starts + ((t / K * (C::VALUES / PACK) + v) * 32 + thread) * PACK, pack);
         }
         if (t == STEPS - K) break;
         A step[ROWS][K], input[ROWS][K];
@@ -285,15 +290,14 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 
 #pragma unroll 1
       for (int t = STEPS - K; t >= 0; t -= K) {
-        constexpr int WIDE = 16 / sizeof(A);
         A start[ROWS][NS], state[K][ROWS][NS], factor[K][ROWS][NS];
         A* flat = &start[0][0];
 #pragma unroll
-        for (int v = 0; v < C::VALUES / WIDE; ++v) {
-          A pack[WIDE];
-          load_values(starts + ((t / K * (C::VALUES / WIDE) + v) * 32 + thread) * WIDE, pack);
+        for (int v = 0; v < C::VALUES / PACK; ++v) {
+          A pack[PACK];
+          load_values(starts + ((t / K * (C::VALUES / PACK) + v) * 32 + thread) * PACK, pack);
 #pragma unroll
-          for (int i = 0; i < WIDE; ++i) flat[v * WIDE + i] = pack[i];
+          for (int i = 0; i < PACK; ++i) flat[v * PACK + i] = pack[i];
         }
         A step[ROWS][K], input[ROWS][K], dy[ROWS][K];
 #pragma unroll
@@ -404,10 +408,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         }
         if (d.use_softplus) {
 #pragma unroll
-          for (int i = 0; i < ITEMS; ++i) {
-            slope_of[i] = step[i] > A(SOFTPLUS_THRESHOLD) ? A(1) : sigmoid<FAST>(step[i]);
-            step[i] = softplus<FAST>(step[i]);
-          }
+          for (int i = 0; i < ITEMS; ++i) slope_of[i] = softplus_slope<FAST>(step[i]);
         }
         if (d.z) {
 #pragma unroll

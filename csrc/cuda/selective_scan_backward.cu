@@ -52,13 +52,25 @@ template <typename T, typename Body>
 void dispatch_cut(int states, const Body& body) {
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
-    body(BackCut<WarpCut<32, 8, 1, 2>, 8, 1>{});
+    body(BackCut<WarpCut<32, 8, 1, 2>, 8, 2, 1>{});
   } else if (states <= 16) {
-    body(BackCut<WarpCut<4, 4, 2, 8>, 16, 1>{});
+#ifdef SCAN_EXPERIMENT
+    const char* text = getenv("BACK_VARIANT");
+    switch (text ? atoi(text) : 0) {
+      case 1: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 4, 2>{});
+      case 2: return body(BackCut<WarpCut<4, 4, 2, 8>, 16, 2, 1>{});
+      case 3: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 2, 2>{});
+      case 4: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 2, 3>{});
+      case 5: return body(BackCut<WarpCut<4, 4, 4, 4>, 8, 2, 2>{});
+      case 6: return body(BackCut<WarpCut<4, 4, 4, 8>, 8, 2, 1>{});
+      case 7: return body(BackCut<WarpCut<2, 8, 2, 4>, 8, 2, 2>{});
+    }
+#endif
+    body(BackCut<WarpCut<4, 4, 2, 8>, 16, 4, 1>{});
   } else if (states <= 64) {
-    body(BackCut<WarpCut<16, 4, 2, 4>, 16, 2>{});
+    body(BackCut<WarpCut<16, 4, 2, 4>, 16, 4, 2>{});
   } else {
-    body(BackCut<WarpCut<32, 8, 1, 4>, 8, 1>{});
+    body(BackCut<WarpCut<32, 8, 1, 4>, 8, 4, 1>{});
   }
 }
 

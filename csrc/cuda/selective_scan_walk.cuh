@@ -64,49 +64,55 @@ class ScanHelper {
   static constexpr int ITEMS = VECTOR_WIDTH<T>;
   using Tasks = RowTasks<typename C::Helper, STEPS, ITEMS>;
   static constexpr int AT_ONCE = Tasks::COUNT < 2 ? Tasks::COUNT : 2;  // tasks of a lane whose loads are in flight
-  static constexpr int ROUNDS = (Tasks::COUNT + AT_ONCE - 1) / AT_ONCE;
+  static_assert(Tasks::COUNT % AT_ONCE == 0);
 
  public:
   __device__ __forceinline__ ScanHelper(const ScanData<T>& d, const BlockPlace& place, T* y)
       : d_(d),
         y_(y),
-        thread_(threadIdx.x % 32),
-        first_((threadIdx.x / 32 - C::WARPS) * C::Helper::WARP_ROWS),
+        lane_(threadIdx.x % 32),
+        first_((threadIdx.x / 32 - C::WARPS) * C::Helper::WARP_ROWS + Tasks::row(lane_)),
+        step_(Tasks::step(lane_)),
         count_(place.count - first_),
         channel_(place.channel + first_),
-        row_(place.batch * d.channels + channel_),
+        offset_((place.batch * d.channels + channel_) * d.length + step_),
+        stride_(Tasks::ROWS_APART * d.length),
         matrices_(d, place, threadIdx.x - C::THREADS) {}
 
   // `done` and `next` are the first steps of tiles that share a place in shared memory; either may be absent (< 0).
   __device__ __forceinline__ void serve(A* tile, A* rows, int64_t done, int64_t next) {
-    const int done_steps = done < 0 ? 0 : steps_left(done), next_steps = next < 0 ? 0 : steps_left(next);
-    if (next >= 0) matrices_.fetch(next, next_steps);
+    const int done_left = done < 0 ? 0 : steps_left(done) - step_, next_left = next < 0 ? 0 : steps_left(next) - step_;
+    if (next >= 0) matrices_.fetch(next, steps_left(next));
     A* own = rows + first_ * Shared::PITCH;
+    int64_t at = offset_;
 #pragma unroll 1
-    for (int round = 0; round < ROUNDS; ++round) {
-      const int task = thread_ + round * AT_ONCE * 32;
+    for (int first = 0; first < Tasks::COUNT; first += AT_ONCE) {
       Vector<T, ITEMS> u[AT_ONCE], delta[AT_ONCE], old[AT_ONCE], gate[AT_ONCE];
 #pragma unroll
       for (int k = 0; k < AT_ONCE; ++k) {
-        const int64_t at = offset(task + k * 32);
-        load_row<WIDE>(d_.u + at + next, left(task + k * 32, next_steps), u[k]);
-        load_row<WIDE>(d_.delta + at + next, left(task + k * 32, next_steps), delta[k]);
+        const bool there = real(first + k);
+        const int64_t from = at + k * stride_;
+        load_row<WIDE>(d_.u + from + next, there ? next_left : 0, u[k]);
+        load_row<WIDE>(d_.delta + from + next, there ? next_left : 0, delta[k]);
         if constexpr (!WALK) {
-          load_row<WIDE>(d_.u + at + done, left(task + k * 32, done_steps), old[k]);
-          if (d_.z) load_row<WIDE>(d_.z + at + done, left(task + k * 32, done_steps), gate[k]);
+          load_row<WIDE>(d_.u + from + done, there ? done_left : 0, old[k]);
+          if (d_.z) load_row<WIDE>(d_.z + from + done, there ? done_left : 0, gate[k]);
         }
       }
       if constexpr (!WALK) {
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) finish(own, task + k * 32, done, done_steps, old[k], gate[k]);
+        for (int k = 0; k < AT_ONCE; ++k) {
+          if (real(first + k)) finish(own, first + k, at + k * stride_ + done, done_left, old[k], gate[k]);
+        }
         __syncwarp();
       }
       if (next >= 0) {
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) prepare(own, task + k * 32, next_steps, u[k], delta[k]);
+        for (int k = 0; k < AT_ONCE; ++k) prepare(own, first + k, next_left, u[k], delta[k]);
       }
+      at += AT_ONCE * stride_;
     }
-    if (next >= 0) matrices_.store(tile, next, next_steps);
+    if (next >= 0) matrices_.store(tile, next, steps_left(next));
   }
 
  private:
@@ -114,24 +120,16 @@ class ScanHelper {
     return static_cast<int>(min(d_.length - tile, int64_t{STEPS}));
   }
 
-  __device__ __forceinline__ bool real(int task) const {
-    return ROUNDS * AT_ONCE * 32 == Tasks::ALL || task < Tasks::ALL;
+  // Is this lane's k-th task there, as far as channels go?
+  __device__ __forceinline__ bool real(int k) const {
+    return (Tasks::ALL % 32 == 0 || lane_ + k * 32 < Tasks::ALL) && k * Tasks::ROWS_APART < count_;
   }
 
-  // How much of a task is there, given the tile's steps.
-  __device__ __forceinline__ int left(int task, int steps) const {
-    return real(task) && Tasks::row(task) < count_ ? steps - Tasks::step(task) : 0;
-  }
-
-  __device__ __forceinline__ int64_t offset(int task) const {
-    const bool there = real(task) && Tasks::row(task) < count_;
-    return (row_ + (there ? Tasks::row(task) : 0)) * d_.length + Tasks::step(task);
-  }
-
-  __device__ __forceinline__ void prepare(A* own, int task, int steps, const Vector<T, ITEMS>& u,
+  __device__ __forceinline__ void prepare(A* own, int k, int left, const Vector<T, ITEMS>& u,
                                           const Vector<T, ITEMS>& delta) const {
-    const int there = left(task, steps);
-    const A bias = d_.bias && there > 0 ? d_.bias[channel_ + Tasks::row(task)] : A(0);
+    if (Tasks::ALL % 32 != 0 && lane_ + k * 32 >= Tasks::ALL) return;
+    const int there = real(k) ? left : 0;
+    const A bias = d_.bias && there > 0 ? d_.bias[channel_ + k * Tasks::ROWS_APART] : A(0);
     // Loops of their own: the chains of eight softplus run side by side.
     A step[ITEMS];
 #pragma unroll
@@ -144,26 +142,24 @@ class ScanHelper {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) step[i] = i < there ? step[i] : A(0);
     }
-    if (!real(task)) return;
-    A* to = own + Tasks::row(task) * Shared::PITCH + 2 * Tasks::step(task);
+    A* to = own + k * Tasks::ROWS_APART * Shared::PITCH + 2 * step_;
 #pragma unroll
     for (int i = 0; i < ITEMS; i += 2) {
-      store_values(to + 2 * i, {step[i], step[i] * A(widen(u.lane[i])), step[i + 1],
-                                step[i + 1] * A(widen(u.lane[i + 1]))});
+      store_values(to + 2 * i,
+                   {step[i], step[i] * A(widen(u.lane[i])), step[i + 1], step[i + 1] * A(widen(u.lane[i + 1]))});
     }
   }
 
-  __device__ __forceinline__ void finish(const A* own, int task, int64_t done, int steps, const Vector<T, ITEMS>& u,
+  __device__ __forceinline__ void finish(const A* own, int k, int64_t at, int there, const Vector<T, ITEMS>& u,
                                          const Vector<T, ITEMS>& gate) const {
-    const int there = left(task, steps);
     if (there <= 0) return;
-    const A skip = d_.skip ? d_.skip[channel_ + Tasks::row(task)] : A(0);
+    const A skip = d_.skip ? d_.skip[channel_ + k * Tasks::ROWS_APART] : A(0);
     constexpr int PART = ITEMS < SCAN_STEPS ? ITEMS : SCAN_STEPS;
     A value[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i += PART) {
       A part[PART];
-      load_values(own + Tasks::row(task) * Shared::PITCH + Shared::result(Tasks::step(task) + i), part);
+      load_values(own + k * Tasks::ROWS_APART * Shared::PITCH + Shared::result(step_ + i), part);
 #pragma unroll
       for (int p = 0; p < PART; ++p) value[i + p] = fma(skip, A(widen(u.lane[i + p])), part[p]);
     }
@@ -174,13 +170,16 @@ class ScanHelper {
     Vector<T, ITEMS> out;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) out.lane[i] = narrow<T>(value[i]);
-    store_row<WIDE>(y_ + offset(task) + done, there, out);
+    store_row<WIDE>(y_ + at, there, out);
   }
 
   const ScanData<T>& d_;
   T* y_;
-  int thread_, first_, count_;
-  int64_t channel_, row_;
+  int lane_;
+  int first_;  // row of the lane's first task, in the block
+  int step_;   // of all its tasks
+  int count_;  // rows that are there, from the first
+  int64_t channel_, offset_, stride_;
   MatrixTiles<T, STEPS, C::PADDED, Shared::MATRIX, 1, 32 * C::HELPERS, true, !WALK> matrices_;
 };
 
