@@ -35,7 +35,7 @@ void dispatch_cut(int states, const Body& body) {
 #ifdef SCAN_EXPERIMENT
     const char* text = getenv("SCAN_VARIANT");
     switch (text ? atoi(text) : 0) {
-      case 1: return body(ScanCut<WarpCut<4, 4, 4, 4>, 4, 2, 1>{});
+      case 1: return body(ScanCut<WarpCut<4, 4, 4, 4>, 4, 2, 0>{});
       case 2: return body(ScanCut<WarpCut<4, 4, 4, 4>, 4, 2, 2>{});
       case 3: return body(ScanCut<WarpCut<4, 4, 4, 4>, 2, 2, 1>{});
       case 4: return body(ScanCut<WarpCut<4, 4, 4, 8>, 4, 1, 1>{});
@@ -45,7 +45,7 @@ void dispatch_cut(int states, const Body& body) {
       case 8: return body(ScanCut<WarpCut<4, 4, 2, 8>, 4, 2, 1>{});
     }
 #endif
-    body(ScanCut<WarpCut<4, 4, 4, 4>, 4, 2, 0>{});
+    body(ScanCut<WarpCut<4, 4, 4, 4>, 4, 2, 1>{});
   } else if (states <= 64) {
     body(ScanCut<WarpCut<16, 4, 4, 4>, 2, 2, 0>{});
   } else {

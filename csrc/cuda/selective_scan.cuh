@@ -2,6 +2,7 @@
 #pragma once
 
 #include "support/cuda.h"
+#include "support/pack.h"
 #include "support/selective_shape.h"
 #include "support/tensor.h"
 #include "support/twofold.h"
@@ -134,44 +135,38 @@ __device__ __forceinline__ A silu(A x) {
   return x * sigmoid<FAST>(x);
 }
 
-// A vector in one access, whatever its element is.
-template <typename T, int ITEMS>
-__device__ __forceinline__ Vector<T, ITEMS> load_vector(const T* from) {
-  static_assert(sizeof(Vector<T, ITEMS>) == sizeof(uint4));
-  Vector<T, ITEMS> out;
-  *reinterpret_cast<uint4*>(&out) = *reinterpret_cast<const uint4*>(from);
-  return out;
-}
+// Consecutive steps of a row: a vector.
+using RowWords = Words<VECTOR_BYTES>;
 
-template <typename T, int ITEMS>
-__device__ __forceinline__ void store_vector(T* to, const Vector<T, ITEMS>& in) {
-  static_assert(sizeof(Vector<T, ITEMS>) == sizeof(uint4));
-  const uint4 words = *reinterpret_cast<const uint4*>(&in);
-  // Written as an assignment, the compiler makes four stores of it.
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w) : "memory");
-}
-
-// ITEMS consecutive steps of a row, `left` of which are there; the others are zero. WIDE: rows are aligned and whole
-// vectors long, so all of them are there or none.
-template <bool WIDE, typename T, int ITEMS>
-__device__ __forceinline__ void load_row(const T* row, int left, Vector<T, ITEMS>& out) {
+// `left` of the steps are there; the others are zero. WIDE: rows are aligned and whole vectors long, so all of them are
+// there or none.
+template <bool WIDE, typename T>
+__device__ __forceinline__ void load_row(const T* row, int left, RowWords& out) {
   if constexpr (WIDE) {
-    *reinterpret_cast<uint4*>(&out) = make_uint4(0, 0, 0, 0);
-    if (left > 0) out = load_vector<T, ITEMS>(row);
+    out = {};
+    if (left > 0) out = load_words<VECTOR_BYTES>(row);
   } else {
+    DeviceAccumulate<T> wide[VECTOR_WIDTH<T>];
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) out.lane[i] = i < left ? row[i] : narrow<T>(DeviceAccumulate<T>(0));
+    for (int i = 0; i < VECTOR_WIDTH<T>; ++i) wide[i] = i < left ? widen(row[i]) : DeviceAccumulate<T>(0);
+    out = pack<T, VECTOR_BYTES>(wide);
   }
 }
 
-template <bool WIDE, typename T, int ITEMS>
-__device__ __forceinline__ void store_row(T* row, int left, const Vector<T, ITEMS>& in) {
+template <bool WIDE, typename T>
+__device__ __forceinline__ void store_row(T* row, int left, const DeviceAccumulate<T> (&values)[VECTOR_WIDTH<T>]) {
   if constexpr (WIDE) {
-    if (left > 0) store_vector(row, in);
+    const RowWords words = pack<T, VECTOR_BYTES>(values);
+    // Written as an assignment, the compiler makes four stores of it in some kernels.
+    if (left > 0) {
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(row), "r"(words.word[0]), "r"(words.word[1]),
+                   "r"(words.word[2]), "r"(words.word[3])
+                   : "memory");
+    }
   } else {
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      if (i < left) row[i] = in.lane[i];
+    for (int i = 0; i < VECTOR_WIDTH<T>; ++i) {
+      if (i < left) row[i] = narrow<T>(values[i]);
     }
   }
 }
@@ -256,16 +251,6 @@ __device__ __forceinline__ void load_values(const A* from, A (&out)[COUNT]) {
   }
 }
 
-// Read once: not kept in the L1 cache.
-template <int COUNT, typename A>
-__device__ __forceinline__ void load_streamed(const A* from, A (&out)[COUNT]) {
-  static_assert(COUNT * sizeof(A) % sizeof(float4) == 0);
-#pragma unroll
-  for (int v = 0; v < static_cast<int>(COUNT * sizeof(A) / sizeof(float4)); ++v) {
-    reinterpret_cast<float4*>(out)[v] = __ldcs(reinterpret_cast<const float4*>(from) + v);
-  }
-}
-
 template <int COUNT, typename A>
 __device__ __forceinline__ void store_values(A* to, const A (&in)[COUNT]) {
   constexpr int WIDE = COUNT * sizeof(A) < 16 ? COUNT : 16 / sizeof(A);
@@ -317,21 +302,21 @@ class MatrixTiles {
     if (d_.access == MatrixAccess::SINGLE) {
       store_single(out, tile, steps);
     } else if (d_.access == MatrixAccess::ALONG_STEPS) {
-      each_held([&](int kind, int v, const Vector<T, ITEMS>& held) {
+      each_held([&](int kind, int v, const RowWords& held) {
         A* to = out + step_of(v, true) * PITCH + kind * ORDERS * PADDED;
+        A wide[ITEMS];
+        unpack<T>(held, wide);
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-          const A value = widen(held.lane[i]);
 #pragma unroll
-          for (int k = 0; k < ORDERS; ++k) to[i * PITCH + k * PADDED + (state_of(v, true) ^ k)] = value;
+          for (int k = 0; k < ORDERS; ++k) to[i * PITCH + k * PADDED + (state_of(v, true) ^ k)] = wide[i];
         }
       });
     } else {
-      each_held([&](int kind, int v, const Vector<T, ITEMS>& held) {
+      each_held([&](int kind, int v, const RowWords& held) {
         A* to = out + step_of(v, false) * PITCH + kind * ORDERS * PADDED + state_of(v, false);
         A wide[ITEMS];
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i) wide[i] = widen(held.lane[i]);
+        unpack<T>(held, wide);
 #pragma unroll
         for (int k = 0; k < ORDERS; ++k) {
           A turned[ITEMS];
@@ -380,7 +365,7 @@ class MatrixTiles {
   int thread_;
   const T* b_;
   const T* c_;
-  Vector<T, ITEMS> held_[COUNT];
+  RowWords held_[COUNT];
 };
 
 // Brings what the next tile reads of a row into the L2 cache.

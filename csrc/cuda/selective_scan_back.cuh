@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       }
     }
     {
-      Vector<T, ITEMS> u[Tasks::COUNT], delta[Tasks::COUNT], up[Tasks::COUNT], gate[Tasks::COUNT];
+      RowWords u[Tasks::COUNT], delta[Tasks::COUNT], up[Tasks::COUNT], gate[Tasks::COUNT];
 #pragma unroll
       for (int k = 0; k < Tasks::COUNT; ++k) {
         if (!REDUCE) load_row<WIDE>(d.u + offset[k] + tile, left(k, steps), u[k]);
@@ -188,23 +188,25 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         const A bias = d.bias && left(k, steps) > 0 ? d.bias[channel + Tasks::row(task)] : A(0);
         // Loops of their own: the chains of exponentials run side by side.
         A step[ITEMS], input[ITEMS], dy[ITEMS];
+        unpack<T>(delta[k], step);
+        unpack<T>(up[k], dy);
+        if (!REDUCE) unpack<T>(u[k], input);
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) {
-          step[i] = A(widen(delta[k].lane[i])) + bias;
-          dy[i] = widen(up[k].lane[i]);
-        }
+        for (int i = 0; i < ITEMS; ++i) step[i] += bias;
         if (d.use_softplus) {
 #pragma unroll
           for (int i = 0; i < ITEMS; ++i) step[i] = softplus<FAST>(step[i]);
         }
         if (d.z) {
+          A gated[ITEMS];
+          unpack<T>(gate[k], gated);
 #pragma unroll
-          for (int i = 0; i < ITEMS; ++i) dy[i] *= silu<FAST>(A(widen(gate[k].lane[i])));
+          for (int i = 0; i < ITEMS; ++i) dy[i] *= silu<FAST>(gated[i]);
         }
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
           if (i >= left(k, steps)) step[i] = dy[i] = A(0);
-          if (!REDUCE) input[i] = step[i] * A(widen(u[k].lane[i]));
+          if (!REDUCE) input[i] *= step[i];
         }
         A* to = planes + Tasks::row(task) * PITCH + Tasks::step(task);
         store_values(to + STEP * Shared::PLANE, step);
@@ -386,7 +388,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         const int there = left(k, steps);
         if (there <= 0) continue;
         const int64_t at = offset[k] + tile;
-        Vector<T, ITEMS> u, delta, up, gate, d_u, d_delta, d_z;
+        RowWords u, delta, up, gate;
         load_row<WIDE>(d.u + at, there, u);
         load_row<WIDE>(d.delta + at, there, delta);
         load_row<WIDE>(g.up + at, there, up);
@@ -399,42 +401,44 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         const A bias = d.bias ? d.bias[channel + Tasks::row(task)] : A(0);
         const A skip = d.skip ? d.skip[channel + Tasks::row(task)] : A(0);
         A x[ITEMS], step[ITEMS], dy[ITEMS], slope_of[ITEMS];
+        unpack<T>(u, x);
+        unpack<T>(delta, step);
+        unpack<T>(up, dy);
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-          x[i] = widen(u.lane[i]);
-          step[i] = A(widen(delta.lane[i])) + bias;
+          step[i] += bias;
           slope_of[i] = A(1);
-          dy[i] = widen(up.lane[i]);
         }
         if (d.use_softplus) {
 #pragma unroll
           for (int i = 0; i < ITEMS; ++i) slope_of[i] = softplus_slope<FAST>(step[i]);
         }
         if (d.z) {
+          A gated[ITEMS];
+          unpack<T>(gate, gated);
 #pragma unroll
           for (int i = 0; i < ITEMS; ++i) {
-            const A gated = widen(gate.lane[i]);
-            const A s = sigmoid<FAST>(gated);
+            const A s = sigmoid<FAST>(gated[i]);
             const A curve = s * (A(1) - s);
-            const A silu_slope = s + (curve == A(0) ? A(0) : gated * curve);
-            d_z.lane[i] = narrow<T>(dy[i] * fma(skip, x[i], y[i]) * silu_slope);
-            dy[i] *= gated * s;
+            const A silu_slope = s + (curve == A(0) ? A(0) : gated[i] * curve);
+            y[i] = dy[i] * fma(skip, x[i], y[i]) * silu_slope;
+            dy[i] *= gated[i] * s;
           }
+          store_row<WIDE>(g.z + at, there, y);
         }
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
           // decay carries the factor log2 e.
           const A to_raw = fma(to_input[i], x[i], to_step[i] * A(0.6931471805599453)) * slope_of[i];
-          d_u.lane[i] = narrow<T>(fma(to_input[i], step[i], dy[i] * skip));
-          d_delta.lane[i] = narrow<T>(to_raw);
+          to_input[i] = fma(to_input[i], step[i], dy[i] * skip);
+          to_step[i] = to_raw;
           if (WIDE || i < there) {
             skip_sum[k] = fma(dy[i], x[i], skip_sum[k]);
             bias_sum[k] += to_raw;
           }
         }
-        store_row<WIDE>(g.u + at, there, d_u);
-        store_row<WIDE>(g.delta + at, there, d_delta);
-        if (d.z) store_row<WIDE>(g.z + at, there, d_z);
+        store_row<WIDE>(g.u + at, there, to_input);
+        store_row<WIDE>(g.delta + at, there, to_step);
       }
     }
     __syncwarp();  // the planes are read before the next tile's are written

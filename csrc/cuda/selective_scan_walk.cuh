@@ -87,7 +87,7 @@ class ScanHelper {
     int64_t at = offset_;
 #pragma unroll 1
     for (int first = 0; first < Tasks::COUNT; first += AT_ONCE) {
-      Vector<T, ITEMS> u[AT_ONCE], delta[AT_ONCE], old[AT_ONCE], gate[AT_ONCE];
+      RowWords u[AT_ONCE], delta[AT_ONCE], old[AT_ONCE], gate[AT_ONCE];
 #pragma unroll
       for (int k = 0; k < AT_ONCE; ++k) {
         const bool there = real(first + k);
@@ -125,15 +125,17 @@ class ScanHelper {
     return (Tasks::ALL % 32 == 0 || lane_ + k * 32 < Tasks::ALL) && k * Tasks::ROWS_APART < count_;
   }
 
-  __device__ __forceinline__ void prepare(A* own, int k, int left, const Vector<T, ITEMS>& u,
-                                          const Vector<T, ITEMS>& delta) const {
+  __device__ __forceinline__ void prepare(A* own, int k, int left, const RowWords& u,
+                                          const RowWords& delta) const {
     if (Tasks::ALL % 32 != 0 && lane_ + k * 32 >= Tasks::ALL) return;
     const int there = real(k) ? left : 0;
     const A bias = d_.bias && there > 0 ? d_.bias[channel_ + k * Tasks::ROWS_APART] : A(0);
     // Loops of their own: the chains of eight softplus run side by side.
-    A step[ITEMS];
+    A step[ITEMS], x[ITEMS];
+    unpack<T>(delta, step);
+    unpack<T>(u, x);
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) step[i] = A(widen(delta.lane[i])) + bias;
+    for (int i = 0; i < ITEMS; ++i) step[i] += bias;
     if (d_.use_softplus) {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) step[i] = softplus<FAST>(step[i]);
@@ -145,32 +147,31 @@ class ScanHelper {
     A* to = own + k * Tasks::ROWS_APART * Shared::PITCH + 2 * step_;
 #pragma unroll
     for (int i = 0; i < ITEMS; i += 2) {
-      store_values(to + 2 * i,
-                   {step[i], step[i] * A(widen(u.lane[i])), step[i + 1], step[i + 1] * A(widen(u.lane[i + 1]))});
+      store_values(to + 2 * i, {step[i], step[i] * x[i], step[i + 1], step[i + 1] * x[i + 1]});
     }
   }
 
-  __device__ __forceinline__ void finish(const A* own, int k, int64_t at, int there, const Vector<T, ITEMS>& u,
-                                         const Vector<T, ITEMS>& gate) const {
+  __device__ __forceinline__ void finish(const A* own, int k, int64_t at, int there, const RowWords& u,
+                                         const RowWords& gate) const {
     if (there <= 0) return;
     const A skip = d_.skip ? d_.skip[channel_ + k * Tasks::ROWS_APART] : A(0);
     constexpr int PART = ITEMS < SCAN_STEPS ? ITEMS : SCAN_STEPS;
-    A value[ITEMS];
+    A value[ITEMS], x[ITEMS];
+    unpack<T>(u, x);
 #pragma unroll
     for (int i = 0; i < ITEMS; i += PART) {
       A part[PART];
       load_values(own + k * Tasks::ROWS_APART * Shared::PITCH + Shared::result(step_ + i), part);
 #pragma unroll
-      for (int p = 0; p < PART; ++p) value[i + p] = fma(skip, A(widen(u.lane[i + p])), part[p]);
+      for (int p = 0; p < PART; ++p) value[i + p] = fma(skip, x[i + p], part[p]);
     }
     if (d_.z) {
+      A gated[ITEMS];
+      unpack<T>(gate, gated);
 #pragma unroll
-      for (int i = 0; i < ITEMS; ++i) value[i] *= silu<FAST>(A(widen(gate.lane[i])));
+      for (int i = 0; i < ITEMS; ++i) value[i] *= silu<FAST>(gated[i]);
     }
-    Vector<T, ITEMS> out;
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) out.lane[i] = narrow<T>(value[i]);
-    store_row<WIDE>(y_ + at, there, out);
+    store_row<WIDE>(y_ + at, there, value);
   }
 
   const ScanData<T>& d_;
