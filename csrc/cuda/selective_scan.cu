@@ -37,12 +37,10 @@ void dispatch_cut(int states, const Body& body) {
     switch (text ? atoi(text) : 0) {
       case 1: return body(ScanCut<WarpCut<4, 4, 4, 4>, 4, 2, 0>{});
       case 2: return body(ScanCut<WarpCut<4, 4, 4, 4>, 4, 2, 2>{});
-      case 3: return body(ScanCut<WarpCut<4, 4, 4, 4>, 2, 2, 1>{});
-      case 4: return body(ScanCut<WarpCut<4, 4, 4, 8>, 4, 1, 1>{});
+      case 3: return body(ScanCut<WarpCut<4, 4, 4, 4>, 8, 2, 1>{});
+      case 4: return body(ScanCut<WarpCut<4, 4, 4, 8>, 8, 1, 1>{});
       case 5: return body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 1>{});
-      case 6: return body(ScanCut<WarpCut<2, 8, 2, 8>, 4, 1, 1>{});
-      case 7: return body(ScanCut<WarpCut<2, 8, 2, 4>, 2, 2, 2>{});
-      case 8: return body(ScanCut<WarpCut<4, 4, 2, 8>, 4, 2, 1>{});
+      case 6: return body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 2>{});
     }
 #endif
     body(ScanCut<WarpCut<4, 4, 4, 4>, 4, 2, 1>{});

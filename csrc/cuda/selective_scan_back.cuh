@@ -76,6 +76,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   auto state_of = [&](int i) { return lane * NS + (i ^ turn_states); };
 
   const BlockPlace place = block_place(d, C::CHANNELS);
+  if (REDUCE && place.segment == 0) return;  // nothing comes before it
   const int64_t begin = place.segment * plan.length;
   const int64_t end = min(begin + plan.length, d.length);
   const int count = place.count - warp * C::WARP_ROWS;  // rows of this warp that are there
@@ -93,14 +94,21 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       const int n = state_of(i);
       const bool real = r < count && n < d.states;
       decay[j][i] = real ? d.a[(channel + r) * d.states + n] * A(LOG2_E) : A(0);
-      carry[j][i] = A(0);
-      if (!real || REDUCE) continue;
-      A state = g.up_final ? g.up_final[row * d.states + n] : A(0);
-      for (int64_t s = plan.count - 1; s > place.segment; --s) {
-        const int64_t at = s * all_rows + row;
-        state = exp2_fast(decay[j][i] * plan_sums<T>(plan)[at]) * state + plan_ends<T>(plan)[at * d.states + n];
+      carry[j][i] = real && !REDUCE && g.up_final ? g.up_final[row * d.states + n] : A(0);
+    }
+  }
+  // The segments behind, all rows and states at once: only segments wait for one another.
+  for (int64_t s = plan.count - 1; s > (REDUCE ? plan.count : place.segment); --s) {
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+      if (row_of(j) >= count) continue;
+      const int64_t row = s * all_rows + first_row + row_of(j);
+      const A sum = plan_sums<T>(plan)[row];
+#pragma unroll
+      for (int i = 0; i < NS; ++i) {
+        const A end_state = state_of(i) < d.states ? plan_ends<T>(plan)[row * d.states + state_of(i)] : A(0);
+        carry[j][i] = fma(exp2_fast(decay[j][i] * sum), carry[j][i], end_state);
       }
-      carry[j][i] = state;
     }
   }
 
@@ -125,9 +133,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     for (int by = ORDERS / 2; by >= 1; by /= 2) {
 #pragma unroll
       for (int i = 0; i < NS; ++i) {
-        if (i % (2 * by) == 0 && i % ORDERS < by) {
-          values[i] += __shfl_xor_sync(WHOLE_WARP, values[i + by], by * LANES);
-        }
+        if (i % ORDERS < by) values[i] += __shfl_xor_sync(WHOLE_WARP, values[i + by], by * LANES);
       }
     }
   };

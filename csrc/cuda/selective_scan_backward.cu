@@ -58,12 +58,7 @@ void dispatch_cut(int states, const Body& body) {
     const char* text = getenv("BACK_VARIANT");
     switch (text ? atoi(text) : 0) {
       case 1: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 4, 2>{});
-      case 2: return body(BackCut<WarpCut<4, 4, 2, 8>, 16, 2, 1>{});
-      case 3: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 2, 2>{});
-      case 4: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 2, 3>{});
-      case 5: return body(BackCut<WarpCut<4, 4, 4, 4>, 8, 2, 2>{});
-      case 6: return body(BackCut<WarpCut<4, 4, 4, 8>, 8, 2, 1>{});
-      case 7: return body(BackCut<WarpCut<2, 8, 2, 4>, 8, 2, 2>{});
+      case 2: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 2, 3>{});
     }
 #endif
     body(BackCut<WarpCut<4, 4, 2, 8>, 16, 4, 1>{});

@@ -236,15 +236,22 @@ __global__ void __launch_bounds__(C::ALL_THREADS, C::BLOCKS)
       const int n = lane * NS + i;
       const bool real = r < count && n < d.states;
       decay[j][i] = real ? d.a[(channel + r) * d.states + n] * A(LOG2_E) : A(0);
-      h[j][i] = A(0);
-      if (!real || walk.from_zero) continue;
-      const int64_t at = (first_row + r) * d.states + n;
-      A state = d.initial ? d.initial[at] : A(0);
-      for (int64_t s = 0; s < place.segment; ++s) {
-        const int64_t row = s * d.batch * d.channels + first_row + r;
-        state = exp2_fast(decay[j][i] * plan_sums<T>(plan)[row]) * state + plan_ends<T>(plan)[row * d.states + n];
+      h[j][i] = real && !walk.from_zero && d.initial ? d.initial[(first_row + r) * d.states + n] : A(0);
+    }
+  }
+  // The segments before, all rows and states at once: only segments wait for one another.
+  for (int64_t s = 0; s < (walk.from_zero ? 0 : place.segment); ++s) {
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+      if (row_of(j) >= count) continue;
+      const int64_t row = s * d.batch * d.channels + first_row + row_of(j);
+      const A sum = plan_sums<T>(plan)[row];
+#pragma unroll
+      for (int i = 0; i < NS; ++i) {
+        const int n = lane * NS + i;
+        const A end_state = n < d.states ? plan_ends<T>(plan)[row * d.states + n] : A(0);
+        h[j][i] = fma(exp2_fast(decay[j][i] * sum), h[j][i], end_state);
       }
-      h[j][i] = state;
     }
   }
 
