@@ -251,6 +251,29 @@ __device__ __forceinline__ void load_values(const A* from, A (&out)[COUNT]) {
   }
 }
 
+// Read once: not kept in the L1 cache.
+template <int COUNT, typename A>
+__device__ __forceinline__ void load_streamed(const A* from, A (&out)[COUNT]) {
+  static_assert(COUNT * sizeof(A) % sizeof(float4) == 0);
+#pragma unroll
+  for (int v = 0; v < static_cast<int>(COUNT * sizeof(A) / sizeof(float4)); ++v) {
+    reinterpret_cast<float4*>(out)[v] = __ldcs(reinterpret_cast<const float4*>(from) + v);
+  }
+}
+
+// values[i] becomes what values[i ^ by] was, for by < ORDERS.
+template <int ORDERS, int COUNT, typename A>
+__device__ __forceinline__ void turn_order(A (&values)[COUNT], int by) {
+#pragma unroll
+  for (int bit = 1; bit < ORDERS; bit *= 2) {
+    A turned[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) turned[i] = by & bit ? values[i ^ bit] : values[i];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) values[i] = turned[i];
+  }
+}
+
 template <int COUNT, typename A>
 __device__ __forceinline__ void store_values(A* to, const A (&in)[COUNT]) {
   constexpr int WIDE = COUNT * sizeof(A) < 16 ? COUNT : 16 / sizeof(A);

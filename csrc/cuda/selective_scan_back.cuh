@@ -156,7 +156,6 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     }
   };
 
-  const bool whole_states = d.states % NS == 0;
   const int64_t last_tile = begin + (end - begin - 1) / STEPS * STEPS;
   matrices.fetch(last_tile, steps_left(last_tile));
   int buffer = 0;
@@ -169,13 +168,19 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #pragma unroll
       for (int j = 0; j < ROWS; ++j) {
         const int r = row_of(j);
-        const A* from = g.states + (tile / STEPS * all_rows + first_row + r) * d.states;
+        const A* from = g.states + (tile / STEPS * all_rows + first_row + r) * d.states + lane * NS;
         const bool there = r < count && lane * NS < d.states;
+        A kept[NS] = {};
+        if (d.states % NS == 0) {
+          if (there) load_streamed(from, kept);
+        } else {
 #pragma unroll
-        for (int i = 0; i < NS; ++i) {
-          h[j][i] = there && (whole_states || state_of(i) < d.states) ? __ldcs(from + state_of(i)) : A(0);
+          for (int i = 0; i < NS; ++i) kept[i] = there && lane * NS + i < d.states ? from[i] : A(0);
         }
-        if (there && tile > begin) prefetch_row(from - all_rows * d.states + lane * NS);
+        if (there && tile > begin) prefetch_row(from - all_rows * d.states);
+        turn_order<ORDERS>(kept, turn_states);
+#pragma unroll
+        for (int i = 0; i < NS; ++i) h[j][i] = kept[i];
       }
     }
     {

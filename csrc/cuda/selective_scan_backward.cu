@@ -57,11 +57,11 @@ void dispatch_cut(int states, const Body& body) {
 #ifdef SCAN_EXPERIMENT
     const char* text = getenv("BACK_VARIANT");
     switch (text ? atoi(text) : 0) {
-      case 1: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 4, 2>{});
+      case 1: return body(BackCut<WarpCut<4, 4, 2, 8>, 16, 4, 1>{});
       case 2: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 2, 3>{});
     }
 #endif
-    body(BackCut<WarpCut<4, 4, 2, 8>, 16, 4, 1>{});
+    body(BackCut<WarpCut<4, 4, 2, 4>, 16, 4, 2>{});
   } else if (states <= 64) {
     body(BackCut<WarpCut<16, 4, 2, 4>, 16, 4, 2>{});
   } else {
