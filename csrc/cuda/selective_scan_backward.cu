@@ -58,7 +58,7 @@ void dispatch_cut(int states, const Body& body) {
     const char* text = getenv("BACK_VARIANT");
     switch (text ? atoi(text) : 0) {
       case 1: return body(BackCut<WarpCut<4, 4, 2, 8>, 16, 4, 1>{});
-      case 2: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 2, 3>{});
+      case 2: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 2, 2>{});
     }
 #endif
     body(BackCut<WarpCut<4, 4, 2, 4>, 16, 4, 2>{});
@@ -72,7 +72,7 @@ void dispatch_cut(int states, const Body& body) {
 template <typename T, typename C, bool REDUCE>
 void launch_back(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const ScanGradients<T>& g,
                  int64_t channel_blocks) {
-  constexpr size_t BYTES = BackShared<DeviceAccumulate<T>, C>::BYTES;
+  constexpr size_t BYTES = BackShared<DeviceAccumulate<T>, C, VECTOR_WIDTH<T>>::BYTES;
   const bool wide = d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) &&
                     aligned(g.up) && aligned(g.u) && aligned(g.delta) && aligned(g.z);
   const int64_t blocks = d.batch * d.groups * channel_blocks * plan.count;

@@ -237,6 +237,8 @@ __global__ void __launch_bounds__(C::ALL_THREADS, C::BLOCKS)
       const bool real = r < count && n < d.states;
       decay[j][i] = real ? d.a[(channel + r) * d.states + n] * A(LOG2_E) : A(0);
       h[j][i] = real && !walk.from_zero && d.initial ? d.initial[(first_row + r) * d.states + n] : A(0);
+      // The polynomial's bounds would lose it.
+      if (C::POLYNOMIAL > 0 && decay[j][i] != decay[j][i]) h[j][i] = decay[j][i];
     }
   }
   // The segments before, all rows and states at once: only segments wait for one another.
