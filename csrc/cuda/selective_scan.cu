@@ -35,15 +35,19 @@ void dispatch_cut(int states, const Body& body) {
 #ifdef SCAN_EXPERIMENT
     const char* text = getenv("SCAN_VARIANT");
     switch (text ? atoi(text) : 0) {
-      case 1: return body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 0>{});
-      case 2: return body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 2>{});
-      case 3: return body(ScanCut<WarpCut<2, 8, 2, 4>, 2, 2, 1>{});
-      case 4: return body(ScanCut<WarpCut<2, 8, 2, 8>, 8, 1, 1>{});
-      case 5: return body(ScanCut<WarpCut<4, 4, 4, 4>, 4, 2, 1>{});
-      case 6: return body(ScanCut<WarpCut<4, 4, 4, 4>, 2, 2, 1>{});
+      case 1:
+        return body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 0, 2>{});
+      case 2:
+        return body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 2, 4>{});
+      case 3:
+        return body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 0, 4>{});
+      case 4:
+        return body(ScanCut<WarpCut<4, 4, 4, 4>, 4, 2, 0, 4>{});
+      case 5:
+        return body(ScanCut<WarpCut<2, 8, 2, 8>, 8, 1, 0, 4>{});
     }
 #endif
-    body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 1>{});
+    body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 1, 4>{});
   } else if (states <= 64) {
     body(ScanCut<WarpCut<16, 4, 4, 4>, 2, 2, 0>{});
   } else {

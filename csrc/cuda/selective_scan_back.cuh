@@ -17,27 +17,19 @@ struct BackCut : C {
 // coming out, the gradient of (step size * u), the gradient of the step size by the decays, and y.
 enum Plane { STEP, INPUT, OUTPUT, PLANES };
 
-// What a tile reads of a row.
-struct Rows {
-  enum { U, DELTA, UP, GATE, COUNT };
-};
-
-template <typename A, typename C, int ITEMS>
+template <typename A, typename C>
 struct BackShared {
   static constexpr int K = C::K;
   static constexpr int ORDERS = C::NS < C::GROUPS ? C::NS : C::GROUPS;
   static constexpr int KIND = ORDERS * C::PADDED;  // B or C of one step, in every order of a lane's states
   static constexpr int MATRIX = 2 * KIND + 4;
-  static constexpr int PITCH = C::STEPS + 4;        // of a plane's row: 4 words modulo 16
-  static constexpr int SUMS = 2 * C::PADDED + 1;    // of one step, dB then dC; odd, since it is read along time
+  static constexpr int PITCH = C::STEPS + 4;      // of a plane's row: 4 words modulo 16
+  static constexpr int SUMS = 2 * C::PADDED + 1;  // of one step, dB then dC; odd, since it is read along time
   static constexpr int TILES = 2 * C::STEPS * MATRIX;
   static constexpr int WARP_SUMS = (C::STEPS * SUMS + 3) / 4 * 4;
   static constexpr int PLANE = C::WARP_ROWS * PITCH;
   static constexpr int STARTS = C::STEPS / K * C::VALUES * 32;
-  static constexpr int ROW_VECTORS = RowTasks<C, C::STEPS, ITEMS>::COUNT;
-  static constexpr int KEPT_VECTORS = C::VALUES * static_cast<int>(sizeof(A)) / VECTOR_BYTES;
-  static constexpr int COPIES = (Rows::COUNT * ROW_VECTORS + KEPT_VECTORS) * 32 * VECTOR_BYTES / static_cast<int>(sizeof(A));
-  static constexpr int WARP = PLANES * PLANE + STARTS + 2 * COPIES;
+  static constexpr int WARP = PLANES * PLANE + STARTS;
   static constexpr size_t BYTES = sizeof(A) * (TILES + 2 * C::WARPS * WARP_SUMS + C::WARPS * WARP);
   static_assert(C::STEPS % K == 0);
 };
@@ -61,7 +53,7 @@ template <typename T, typename C, bool REDUCE, bool WIDE>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     scan_back(ScanData<T> d, SegmentPlan plan, ScanGradients<T> g) {
   using A = DeviceAccumulate<T>;
-  using Shared = BackShared<A, C, VECTOR_WIDTH<T>>;
+  using Shared = BackShared<A, C>;
   constexpr bool FAST = sizeof(T) == 2;
   constexpr int NS = C::NS, ROWS = C::ROWS, LANES = C::LANES, PADDED = C::PADDED, STEPS = C::STEPS, K = Shared::K;
   constexpr int MATRIX = Shared::MATRIX, PITCH = Shared::PITCH;
@@ -75,7 +67,6 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   A* all_sums = tiles + Shared::TILES;
   A* planes = all_sums + 2 * C::WARPS * Shared::WARP_SUMS + warp * Shared::WARP;
   A* starts = planes + PLANES * Shared::PLANE;
-  A* copies = starts + Shared::STARTS;
 
   // A lane takes its group's rows, and a group takes a lane's states, in an order of its own: sums over lanes and over
   // groups then need no choice of what to send.
@@ -136,45 +127,6 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     const int task = thread + k * 32;
     return Tasks::real(task) && Tasks::row(task) < count ? steps - Tasks::step(task) : 0;
   };
-  // What a tile reads travels through shared memory during the tile before, by asynchronous copies: bytes in flight
-  // cost no registers, and no barrier is needed since no thread reads another's.
-  const bool whole_states = d.states % NS == 0;
-  auto copy_at = [&](int vector) { return (vector * 32 + thread) * PACK; };
-  auto kept_states = [&](int64_t tile, int j) {
-    return g.states + (tile / STEPS * all_rows + first_row + row_of(j)) * d.states + lane * NS;
-  };
-  auto start_copies = [&](int64_t tile, int steps, A* to) {
-    if constexpr (WIDE) {
-#pragma unroll
-      for (int k = 0; k < Tasks::COUNT; ++k) {
-        const bool there = left(k, steps) > 0;
-        const int64_t at = offset[k] + tile;
-        if (!REDUCE) copy_async<VECTOR_BYTES>(to + copy_at(Rows::U * Tasks::COUNT + k), d.u + at, there);
-        copy_async<VECTOR_BYTES>(to + copy_at(Rows::DELTA * Tasks::COUNT + k), d.delta + at, there);
-        copy_async<VECTOR_BYTES>(to + copy_at(Rows::UP * Tasks::COUNT + k), g.up + at, there);
-        if (d.z) copy_async<VECTOR_BYTES>(to + copy_at(Rows::GATE * Tasks::COUNT + k), d.z + at, there);
-      }
-    }
-    if (!REDUCE && whole_states) {
-#pragma unroll
-      for (int j = 0; j < ROWS; ++j) {
-        const bool there = row_of(j) < count && lane * NS < d.states;
-#pragma unroll
-        for (int v = 0; v < NS / PACK; ++v) {
-          copy_async<VECTOR_BYTES>(to + copy_at(Rows::COUNT * Tasks::COUNT + j * (NS / PACK) + v),
-                                   kept_states(tile, j) + v * PACK, there);
-        }
-      }
-    }
-    commit_copies();
-  };
-  auto read_row = [&](int kind, const T* rows, int k, int64_t tile, int steps, const A* arrived, RowWords& out) {
-    if constexpr (WIDE) {
-      out = load_words<VECTOR_BYTES>(arrived + copy_at(kind * Tasks::COUNT + k));
-    } else {
-      load_row<WIDE>(rows + offset[k] + tile, left(k, steps), out);
-    }
-  };
   // Over groups: what stays is at multiples of ORDERS.
   auto add_groups = [&](A(&values)[NS]) {
 #pragma unroll
@@ -206,34 +158,26 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 
   const int64_t last_tile = begin + (end - begin - 1) / STEPS * STEPS;
   matrices.fetch(last_tile, steps_left(last_tile));
-  start_copies(last_tile, steps_left(last_tile), copies);
   int buffer = 0;
   for (int64_t tile = last_tile; tile >= begin; tile -= STEPS) {
     const int steps = steps_left(tile);
     A* tile_of = tiles + buffer * STEPS * MATRIX;
     A* sums = all_sums + (buffer * C::WARPS + warp) * Shared::WARP_SUMS;
-    const A* arrived = copies + buffer * Shared::COPIES;
-    wait_for_copies<0>();
     alignas(16) A h[ROWS][NS];
     if constexpr (!REDUCE) {
 #pragma unroll
       for (int j = 0; j < ROWS; ++j) {
         const int r = row_of(j);
+        const A* from = g.states + (tile / STEPS * all_rows + first_row + r) * d.states + lane * NS;
+        const bool there = r < count && lane * NS < d.states;
         A kept[NS] = {};
-        if (whole_states) {
-#pragma unroll
-          for (int v = 0; v < NS / PACK; ++v) {
-            A pack[PACK];
-            load_values(arrived + copy_at(Rows::COUNT * Tasks::COUNT + j * (NS / PACK) + v), pack);
-#pragma unroll
-            for (int i = 0; i < PACK; ++i) kept[v * PACK + i] = pack[i];
-          }
+        if (d.states % NS == 0) {
+          if (there) load_streamed(from, kept);
         } else {
-          const A* from = kept_states(tile, j);
-          const bool there = r < count;
 #pragma unroll
           for (int i = 0; i < NS; ++i) kept[i] = there && lane * NS + i < d.states ? from[i] : A(0);
         }
+        if (there && tile > begin) prefetch_row(from - all_rows * d.states);
         turn_order<ORDERS>(kept, turn_states);
 #pragma unroll
         for (int i = 0; i < NS; ++i) h[j][i] = kept[i];
@@ -243,10 +187,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       RowWords u[Tasks::COUNT], delta[Tasks::COUNT], up[Tasks::COUNT], gate[Tasks::COUNT];
 #pragma unroll
       for (int k = 0; k < Tasks::COUNT; ++k) {
-        if (!REDUCE) read_row(Rows::U, d.u, k, tile, steps, arrived, u[k]);
-        read_row(Rows::DELTA, d.delta, k, tile, steps, arrived, delta[k]);
-        read_row(Rows::UP, g.up, k, tile, steps, arrived, up[k]);
-        if (d.z) read_row(Rows::GATE, d.z, k, tile, steps, arrived, gate[k]);
+        if (!REDUCE) load_row<WIDE>(d.u + offset[k] + tile, left(k, steps), u[k]);
+        load_row<WIDE>(d.delta + offset[k] + tile, left(k, steps), delta[k]);
+        load_row<WIDE>(g.up + offset[k] + tile, left(k, steps), up[k]);
+        if (d.z) load_row<WIDE>(d.z + offset[k] + tile, left(k, steps), gate[k]);
       }
 #pragma unroll
       for (int k = 0; k < Tasks::COUNT; ++k) {
@@ -288,7 +232,15 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     }
     if (tile > begin) {
       matrices.fetch(tile - STEPS, STEPS);
-      start_copies(tile - STEPS, STEPS, copies + (buffer ^ 1) * Shared::COPIES);
+#pragma unroll
+      for (int k = 0; k < Tasks::COUNT; ++k) {
+        if (Tasks::step(thread + k * 32) % (2 * ITEMS)) continue;  // one lane a sector of 32 bytes
+        const int64_t next = offset[k] + tile - STEPS;
+        if (!REDUCE) prefetch_row(d.u + next);
+        prefetch_row(d.delta + next);
+        prefetch_row(g.up + next);
+        if (d.z) prefetch_row(d.z + next);
+      }
     }
 
     if constexpr (REDUCE) {
@@ -448,10 +400,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if (there <= 0) continue;
         const int64_t at = offset[k] + tile;
         RowWords u, delta, up, gate;
-        read_row(Rows::U, d.u, k, tile, steps, arrived, u);
-        read_row(Rows::DELTA, d.delta, k, tile, steps, arrived, delta);
-        read_row(Rows::UP, g.up, k, tile, steps, arrived, up);
-        if (d.z) read_row(Rows::GATE, d.z, k, tile, steps, arrived, gate);
+        load_row<WIDE>(d.u + at, there, u);
+        load_row<WIDE>(d.delta + at, there, delta);
+        load_row<WIDE>(g.up + at, there, up);
+        if (d.z) load_row<WIDE>(d.z + at, there, gate);
         const A* from = planes + Tasks::row(task) * PITCH + Tasks::step(task);
         A to_input[ITEMS], to_step[ITEMS], y[ITEMS];
         load_values(from + STEP * Shared::PLANE, to_input);

@@ -57,8 +57,10 @@ void dispatch_cut(int states, const Body& body) {
 #ifdef SCAN_EXPERIMENT
     const char* text = getenv("BACK_VARIANT");
     switch (text ? atoi(text) : 0) {
-      case 1: return body(BackCut<WarpCut<4, 4, 2, 8>, 16, 4, 1>{});
-      case 2: return body(BackCut<WarpCut<4, 4, 2, 4>, 16, 2, 2>{});
+      case 1:
+        return body(BackCut<WarpCut<4, 4, 2, 8>, 16, 4, 1>{});
+      case 2:
+        return body(BackCut<WarpCut<4, 4, 2, 2>, 16, 4, 4>{});
     }
 #endif
     body(BackCut<WarpCut<4, 4, 2, 4>, 16, 4, 2>{});
@@ -72,7 +74,7 @@ void dispatch_cut(int states, const Body& body) {
 template <typename T, typename C, bool REDUCE>
 void launch_back(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const ScanGradients<T>& g,
                  int64_t channel_blocks) {
-  constexpr size_t BYTES = BackShared<DeviceAccumulate<T>, C, VECTOR_WIDTH<T>>::BYTES;
+  constexpr size_t BYTES = BackShared<DeviceAccumulate<T>, C>::BYTES;
   const bool wide = d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) &&
                     aligned(g.up) && aligned(g.u) && aligned(g.delta) && aligned(g.z);
   const int64_t blocks = d.batch * d.groups * channel_blocks * plan.count;
@@ -97,7 +99,8 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
                                            const OptionalTensor& delta_bias, bool delta_softplus,
                                            const OptionalTensor& initial_state) {
   SelectiveBackward call = prepare_selective_backward(
-      "selective_scan_backward", {u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state}, grad, grad_final);
+      "selective_scan_backward", {u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state}, grad,
+      grad_final);
   const SelectiveShape& shape = call.shape;
   if (u.numel() == 0) {
     for (Tensor* sum : {&call.A, &call.B, &call.C, &call.D, &call.delta_bias}) torch::stable::zero_(*sum);
@@ -128,8 +131,8 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
         walk_segments<T>(context, d, forward, walk);
       }
       const int64_t channel_blocks = (shape.per_group() + Used::CHANNELS - 1) / Used::CHANNELS;
-      SegmentPlan plan = plan_segments(shape, shape.batch * shape.groups * channel_blocks,
-                                       int64_t{sms} * Used::BLOCKS, Used::STEPS);
+      SegmentPlan plan =
+          plan_segments(shape, shape.batch * shape.groups * channel_blocks, int64_t{sms} * Used::BLOCKS, Used::STEPS);
       const Tensor space = segment_space(u, plan, shape);
       const int64_t rows_all = shape.batch * shape.channels;
       const int64_t parts = plan.count * shape.batch;

@@ -12,12 +12,14 @@ inline constexpr int SCAN_STEPS = 4;  // steps between sums over lanes
 template <typename T>
 inline constexpr int TILE_STEPS = SCAN_ROW_BYTES / static_cast<int>(sizeof(T));
 
-// WARPS walk, HELPERS bring in and carry out. POLYNOMIAL: of 16 exponentials of a thread, how many go to the FMA units.
-template <typename Cut, int HELPERS_, int BLOCKS_, int POLYNOMIAL_>
+// WARPS walk, HELPERS bring in and carry out, AT_ONCE tasks of a lane in flight. POLYNOMIAL: of 16 exponentials of a
+// thread, how many go to the FMA units.
+template <typename Cut, int HELPERS_, int BLOCKS_, int POLYNOMIAL_, int AT_ONCE_ = 2>
 struct ScanCut : Cut {
   static constexpr int HELPERS = HELPERS_;
   static constexpr int BLOCKS = BLOCKS_;  // an SM
   static constexpr int POLYNOMIAL = POLYNOMIAL_;
+  static constexpr int AT_ONCE = AT_ONCE_;
   static constexpr int ALL_THREADS = Cut::THREADS + 32 * HELPERS;
   static_assert(Cut::CHANNELS % HELPERS == 0 && Cut::LANES % Cut::ROWS == 0);
 
@@ -37,8 +39,8 @@ struct alignas(2 * sizeof(A)) StepPair {
   A input;
 };
 
-// Where tiles of B and C and the rows' pairs stand in shared memory, each twice. Row pitches are 4 words modulo 32. What
-// a walk gives, y of SCAN_STEPS steps, takes the place of the first half of their pairs.
+// Where tiles of B and C and the rows' pairs stand in shared memory, each twice. Row pitches are 4 words modulo 32.
+// What a walk gives, y of SCAN_STEPS steps, takes the place of the first half of their pairs.
 template <typename T, typename C>
 struct ScanShared {
   using A = DeviceAccumulate<T>;
@@ -63,7 +65,7 @@ class ScanHelper {
   static constexpr int STEPS = TILE_STEPS<T>;
   static constexpr int ITEMS = VECTOR_WIDTH<T>;
   using Tasks = RowTasks<typename C::Helper, STEPS, ITEMS>;
-  static constexpr int AT_ONCE = Tasks::COUNT < 2 ? Tasks::COUNT : 2;  // tasks of a lane whose loads are in flight
+  static constexpr int AT_ONCE = Tasks::COUNT < C::AT_ONCE ? Tasks::COUNT : C::AT_ONCE;
   static_assert(Tasks::COUNT % AT_ONCE == 0);
 
  public:
@@ -82,6 +84,7 @@ class ScanHelper {
   // `done` and `next` are the first steps of tiles that share a place in shared memory; either may be absent (< 0).
   __device__ __forceinline__ void serve(A* tile, A* rows, int64_t done, int64_t next) {
     const int done_left = done < 0 ? 0 : steps_left(done) - step_, next_left = next < 0 ? 0 : steps_left(next) - step_;
+    const bool more = next >= 0 && next + STEPS + step_ < d_.length && step_ % (2 * ITEMS) == 0;
     if (next >= 0) matrices_.fetch(next, steps_left(next));
     A* own = rows + first_ * Shared::PITCH;
     int64_t at = offset_;
@@ -97,6 +100,17 @@ class ScanHelper {
         if constexpr (!WALK) {
           load_row<WIDE>(d_.u + from + done, there ? done_left : 0, old[k]);
           if (d_.z) load_row<WIDE>(d_.z + from + done, there ? done_left : 0, gate[k]);
+        }
+      }
+      // What the tile after these reads: one lane a sector of 32 bytes.
+      if (more) {
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+          if (!real(first + k)) continue;
+          const int64_t from = at + k * stride_ + STEPS;
+          prefetch_row(d_.u + from + next);
+          prefetch_row(d_.delta + from + next);
+          if (!WALK && d_.z && done >= 0) prefetch_row(d_.z + from + done);
         }
       }
       if constexpr (!WALK) {
@@ -125,8 +139,7 @@ class ScanHelper {
     return (Tasks::ALL % 32 == 0 || lane_ + k * 32 < Tasks::ALL) && k * Tasks::ROWS_APART < count_;
   }
 
-  __device__ __forceinline__ void prepare(A* own, int k, int left, const RowWords& u,
-                                          const RowWords& delta) const {
+  __device__ __forceinline__ void prepare(A* own, int k, int left, const RowWords& u, const RowWords& delta) const {
     if (Tasks::ALL % 32 != 0 && lane_ + k * 32 >= Tasks::ALL) return;
     const int there = real(k) ? left : 0;
     const A bias = d_.bias && there > 0 ? d_.bias[channel_ + k * Tasks::ROWS_APART] : A(0);
@@ -305,7 +318,7 @@ __global__ void __launch_bounds__(C::ALL_THREADS, C::BLOCKS)
 #pragma unroll
           for (int i = 0; i < NS; ++i) {
             const A factor = C::polynomial(j * NS + i) && sizeof(T) == 2 ? exp2_polynomial(p.step * decay[j][i])
-                                                                          : exp2_fast(p.step * decay[j][i]);
+                                                                         : exp2_fast(p.step * decay[j][i]);
             h[j][i] = fma(factor, h[j][i], p.input * b[i]);
             if (!WALK) y_part = i ? fma(h[j][i], c[i], y_part) : h[j][i] * c[i];
           }
