@@ -1,15 +1,17 @@
 // Mamba's selective scan on CUDA, forward.
 //
-// A warp works alone on 16 channels (2 rows a thread, 4 lanes with 4 states each; more lanes where there are more
-// states) and walks time serially: no work beyond the recurrence itself. Tile by tile it turns step sizes and u into
-// pairs (step size, step size * u) in its own shared memory, from 16-byte loads along time issued a tile ahead; walks;
-// adds up y over the lanes, four steps and two rows at once so that every exchange halves what is left; and writes y
-// gated, in 16-byte stores. Warps of a block share the tile of B and C, in two buffers, so a tile has one barrier.
+// Half of a block's warps walk time serially, the other half serves them. A walking warp owns 32 channels (for up to 16
+// states 2 lanes a channel and 2 channels a lane, 8 states of each; more lanes where there are more states) and does
+// nothing beyond the recurrence itself: pairs (step size, step size * u) of its channels and B and C come from shared
+// memory, y goes back into the place of the pairs. The helpers turn rows of u and delta into pairs a tile ahead, and
+// take y of the tile before, gate it and store it; both in vectors of 16 bytes along time. Two places of everything, so
+// a tile has one barrier. The lanes of a channel take their channels in different orders, so that sums over lanes need
+// no choice of what to send.
 //
-// Cost a (step, channel, state): one exponential (ex2; A is scaled by log2 e beforehand), 6.4 issue slots of the walk
-// and, over 16 states, 3.5 of step sizes, gate, tiles and stores; 1.5 words of shared memory into registers. On 132 SMs
-// at 1.93 GHz, 8x4096x4096 with 16 states: 0.65 ms of exponentials (2.1e9, and 0.5e9 of softplus and gate), 0.66 ms of
-// issue slots, 0.4 ms of shared memory, 0.25 ms of bytes. What it takes is in docs/ops/selective_scan.md.
+// Cost a (step, channel, state): one exponential (ex2; A is scaled by log2 e beforehand), 6.0 issue slots of the walk
+// and, over 16 states, 2.4 of the helpers; 1.3 words of shared memory into registers. On 132 SMs at 1.93 GHz,
+// 8x4096x4096 with 16 states: 0.63 ms of exponentials (2.1e9, and 0.4e9 of softplus and gate), 0.55 ms of issue slots,
+// 0.35 ms of shared memory, 0.25 ms of bytes. What it takes is in docs/ops/selective_scan.md.
 //
 // Few channels: time is cut into segments. A first launch walks every segment from a zero state and keeps its end
 // state and the sum of its step sizes; the second folds those of the segments before its own, in order (the decay of

@@ -8,14 +8,15 @@
 // into registers, and back over them.
 //
 // Sums over a channel's states (for du, d delta and dz) go over its lanes, sums over channels (for dB and dC) over the
-// rows of a warp, both by exchanges that halve what is left at every shuffle; warps add up in shared memory (in two
-// buffers, so a tile has one barrier) and blocks in a later launch, always in the same order. Sums over time (dA, dD,
-// d delta_bias) stay in registers.
+// rows of a warp, both by exchanges that halve what is left at every shuffle. The lanes of a row take their rows, and
+// the groups of lanes their states, in orders of their own, so that an exchange needs no choice of what to send; B and C
+// stand in shared memory in each of these orders. Warps add up in shared memory (in two buffers, so a tile has one
+// barrier) and blocks in a later launch, always in the same order. Sums over time (dA, dD, d delta_bias) stay in
+// registers.
 //
-// Cost a (step, channel, state): three exponentials (one in the first launch), 25 issue slots in the walks, 6 of them
-// in the sums, and about 7 around them; 8 in the first launch: 8x4096x4096 with 16 states is 2.7 ms of issue slots on
-// 132 SMs at 1.93 GHz. States and decays of K steps are 64 registers: two warps a scheduler with 255 registers each
-// were faster than four that spill.
+// Cost a (step, channel, state): 2.75 exponentials (one in the first launch), 21 issue slots in the walks, and about 8
+// around them; 8 in the first launch: 8x4096x4096 with 16 states is 2.5 ms of issue slots on 132 SMs at 1.93 GHz. States
+// and decays of K steps are 64 registers: two warps a scheduler with 255 registers each were faster than three or four.
 //
 // Few channels: time is cut into segments; a launch walks each backwards from a zero gradient of the state, and the
 // main launch folds those of the segments behind its own, in order, as the forward scan does.

@@ -3,6 +3,7 @@
 
 #include "cuda/selective_scan.cuh"
 #include "cuda/selective_scan.h"
+#include "cuda/selective_scan_tiles.cuh"
 
 namespace opgraft::cuda {
 
