@@ -32,28 +32,13 @@ template <typename T, typename Body>
 void dispatch_cut(int states, const Body& body) {
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
-    body(ScanCut<WarpCut<32, 8, 1, 4>, 2, 1, 0>{});
+    body(ScanCut<WarpCut<32, 8, 1, 4>, 2, 1>{});
   } else if (states <= 16) {
-#ifdef SCAN_EXPERIMENT
-    const char* text = getenv("SCAN_VARIANT");
-    switch (text ? atoi(text) : 0) {
-      case 1:
-        return body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 0, 2>{});
-      case 2:
-        return body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 2, 4>{});
-      case 3:
-        return body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 0, 4>{});
-      case 4:
-        return body(ScanCut<WarpCut<4, 4, 4, 4>, 4, 2, 0, 4>{});
-      case 5:
-        return body(ScanCut<WarpCut<2, 8, 2, 8>, 8, 1, 0, 4>{});
-    }
-#endif
-    body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2, 1, 4>{});
+    body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2>{});
   } else if (states <= 64) {
-    body(ScanCut<WarpCut<16, 4, 4, 4>, 2, 2, 0>{});
+    body(ScanCut<WarpCut<16, 4, 4, 4>, 2, 2>{});
   } else {
-    body(ScanCut<WarpCut<32, 8, 1, 8>, 4, 1, 0>{});
+    body(ScanCut<WarpCut<32, 8, 1, 8>, 4, 1>{});
   }
 }
 

@@ -58,18 +58,6 @@ __device__ __forceinline__ float exp2_fast(float x) {
 }
 __device__ __forceinline__ double exp2_fast(double x) { return exp2(x); }
 
-// The same by FMA units, 2e-7 off. Below 2^-126 it gives that.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-  constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: its sum with x has x's nearest integer in the lowest bits
-  x = fminf(fmaxf(x, -126.0f), 127.0f);
-  const float shifted = x + SHIFT;
-  const float f = x - (shifted - SHIFT);
-  const float value = fmaf(
-      fmaf(fmaf(fmaf(fmaf(0.00132647f, f, 0.00967151f), f, 0.05550734f), f, 0.24022242f), f, 0.69314698f), f, 1.0f);
-  return __int_as_float((__float_as_int(shifted) << 23) + __float_as_int(value));
-}
-__device__ __forceinline__ double exp2_polynomial(double x) { return exp2(x); }
-
 __device__ __forceinline__ float reciprocal_fast(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

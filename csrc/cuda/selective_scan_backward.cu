@@ -9,14 +9,15 @@
 //
 // Sums over a channel's states (for du, d delta and dz) go over its lanes, sums over channels (for dB and dC) over the
 // rows of a warp, both by exchanges that halve what is left at every shuffle. The lanes of a row take their rows, and
-// the groups of lanes their states, in orders of their own, so that an exchange needs no choice of what to send; B and C
-// stand in shared memory in each of these orders. Warps add up in shared memory (in two buffers, so a tile has one
+// the groups of lanes their states, in orders of their own, so that an exchange needs no choice of what to send; B and
+// C stand in shared memory in each of these orders. Warps add up in shared memory (in two buffers, so a tile has one
 // barrier) and blocks in a later launch, always in the same order. Sums over time (dA, dD, d delta_bias) stay in
 // registers.
 //
 // Cost a (step, channel, state): 2.75 exponentials (one in the first launch), 21 issue slots in the walks, and about 8
-// around them; 8 in the first launch: 8x4096x4096 with 16 states is 2.5 ms of issue slots on 132 SMs at 1.93 GHz. States
-// and decays of K steps are 64 registers: two warps a scheduler with 255 registers each were faster than three or four.
+// around them; 8 in the first launch: 8x4096x4096 with 16 states is 2.5 ms of issue slots on 132 SMs at 1.93 GHz.
+// States and decays of K steps are 64 registers: two warps a scheduler with 255 registers each were faster than three
+// or four.
 //
 // Few channels: time is cut into segments; a launch walks each backwards from a zero gradient of the state, and the
 // main launch folds those of the segments behind its own, in order, as the forward scan does.
@@ -55,15 +56,6 @@ void dispatch_cut(int states, const Body& body) {
   if constexpr (std::is_same_v<T, double>) {
     body(BackCut<WarpCut<32, 8, 1, 2>, 8, 2, 1>{});
   } else if (states <= 16) {
-#ifdef SCAN_EXPERIMENT
-    const char* text = getenv("BACK_VARIANT");
-    switch (text ? atoi(text) : 0) {
-      case 1:
-        return body(BackCut<WarpCut<4, 4, 2, 8>, 16, 4, 1>{});
-      case 2:
-        return body(BackCut<WarpCut<4, 4, 2, 2>, 16, 4, 4>{});
-    }
-#endif
     body(BackCut<WarpCut<4, 4, 2, 4>, 16, 4, 2>{});
   } else if (states <= 64) {
     body(BackCut<WarpCut<16, 4, 2, 4>, 16, 4, 2>{});

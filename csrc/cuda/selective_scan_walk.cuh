@@ -13,14 +13,11 @@ inline constexpr int SCAN_STEPS = 4;  // steps between sums over lanes
 template <typename T>
 inline constexpr int TILE_STEPS = SCAN_ROW_BYTES / static_cast<int>(sizeof(T));
 
-// WARPS walk, HELPERS bring in and carry out, AT_ONCE tasks of a lane in flight. POLYNOMIAL: of 16 exponentials of a
-// thread, how many go to the FMA units.
-template <typename Cut, int HELPERS_, int BLOCKS_, int POLYNOMIAL_, int AT_ONCE_ = 2>
+// WARPS walk, HELPERS bring in and carry out.
+template <typename Cut, int HELPERS_, int BLOCKS_>
 struct ScanCut : Cut {
   static constexpr int HELPERS = HELPERS_;
   static constexpr int BLOCKS = BLOCKS_;  // an SM
-  static constexpr int POLYNOMIAL = POLYNOMIAL_;
-  static constexpr int AT_ONCE = AT_ONCE_;
   static constexpr int ALL_THREADS = Cut::THREADS + 32 * HELPERS;
   static_assert(Cut::CHANNELS % HELPERS == 0 && Cut::LANES % Cut::ROWS == 0);
 
@@ -28,10 +25,6 @@ struct ScanCut : Cut {
   struct Helper {
     static constexpr int WARP_ROWS = Cut::CHANNELS / HELPERS;
   };
-
-  static constexpr bool polynomial(int value) {
-    return POLYNOMIAL > 0 && value % (16 / (POLYNOMIAL > 0 ? POLYNOMIAL : 1)) == 0;
-  }
 };
 
 template <typename A>
@@ -66,7 +59,7 @@ class ScanHelper {
   static constexpr int STEPS = TILE_STEPS<T>;
   static constexpr int ITEMS = VECTOR_WIDTH<T>;
   using Tasks = RowTasks<typename C::Helper, STEPS, ITEMS>;
-  static constexpr int AT_ONCE = Tasks::COUNT < C::AT_ONCE ? Tasks::COUNT : C::AT_ONCE;
+  static constexpr int AT_ONCE = Tasks::COUNT < 2 ? Tasks::COUNT : 2;  // tasks of a lane whose loads are in flight
   static_assert(Tasks::COUNT % AT_ONCE == 0);
 
  public:
@@ -251,8 +244,6 @@ __global__ void __launch_bounds__(C::ALL_THREADS, C::BLOCKS)
       const bool real = r < count && n < d.states;
       decay[j][i] = real ? d.a[(channel + r) * d.states + n] * A(LOG2_E) : A(0);
       h[j][i] = real && !walk.from_zero && d.initial ? d.initial[(first_row + r) * d.states + n] : A(0);
-      // The polynomial's bounds would lose it.
-      if (C::POLYNOMIAL > 0 && decay[j][i] != decay[j][i]) h[j][i] = decay[j][i];
     }
   }
   // The segments before, all rows and states at once: only segments wait for one another.
@@ -318,8 +309,7 @@ __global__ void __launch_bounds__(C::ALL_THREADS, C::BLOCKS)
           A y_part = A(0);
 #pragma unroll
           for (int i = 0; i < NS; ++i) {
-            const A factor = C::polynomial(j * NS + i) && sizeof(T) == 2 ? exp2_polynomial(p.step * decay[j][i])
-                                                                         : exp2_fast(p.step * decay[j][i]);
+            const A factor = exp2_fast(p.step * decay[j][i]);
             h[j][i] = fma(factor, h[j][i], p.input * b[i]);
             if (!WALK) y_part = i ? fma(h[j][i], c[i], y_part) : h[j][i] * c[i];
           }
