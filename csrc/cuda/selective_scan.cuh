@@ -1,7 +1,8 @@
-// What the forward and backward kernels of selective_scan share: arguments, step sizes, exponentials, tiles.
+// What the forward and backward kernels of selective_scan share: arguments, step sizes, exponentials, rows, sums.
 #pragma once
 
 #include "support/cuda.h"
+#include "support/pack.h"
 #include "support/selective_shape.h"
 #include "support/tensor.h"
 #include "support/twofold.h"
@@ -57,12 +58,6 @@ __device__ __forceinline__ float exp2_fast(float x) {
 }
 __device__ __forceinline__ double exp2_fast(double x) { return exp2(x); }
 
-__device__ __forceinline__ float log2_fast(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 __device__ __forceinline__ float reciprocal_fast(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -72,16 +67,25 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
 inline constexpr double LOG2_E = 1.4426950408889634;
 inline constexpr double SOFTPLUS_THRESHOLD = 20;  // torch's: above it softplus is the identity
 
-// FAST: three terms of the series where e is small, since 1 + e would round it away; relative error 2e-5.
+// log(1 + e) + more for e from 0 to 1, within 3e-7 of the logarithm: no logarithm and no threshold.
+__device__ __forceinline__ float log1p_polynomial(float e, float more) {
+  float value = fmaf(-0.008539206f, e, 0.044089623f);
+  value = fmaf(value, e, -0.1076817f);
+  value = fmaf(value, e, 0.1774524f);
+  value = fmaf(value, e, -0.24495463f);
+  value = fmaf(value, e, 0.3327548f);
+  value = fmaf(value, e, -0.49997404f);
+  value = fmaf(value, e, 0.9999998f);
+  return fmaf(e, value, more);
+}
+
+// FAST: for 16-bit results.
 template <bool FAST, typename A>
 __device__ __forceinline__ A softplus(A x) {
   if constexpr (std::is_same_v<A, double>) {
     return x > SOFTPLUS_THRESHOLD ? x : log1p(exp(x));
   } else if constexpr (FAST) {
-    const float e = exp2_fast(x * static_cast<float>(LOG2_E));
-    const float series = e * fmaf(e, fmaf(e, 0.33333333f, -0.5f), 1.0f);
-    const float value = e < 0.03125f ? series : log2_fast(1.0f + e) * 0.69314718f;
-    return x > 20.0f ? x : value;
+    return log1p_polynomial(exp2_fast(fabsf(x) * static_cast<float>(-LOG2_E)), fmaxf(x, 0.0f));
   } else {
     return x > 20.0f ? x : log1pf(expf(x));
   }
@@ -98,47 +102,59 @@ __device__ __forceinline__ A sigmoid(A x) {
   }
 }
 
+// softplus in place, and its slope.
+template <bool FAST, typename A>
+__device__ __forceinline__ A softplus_slope(A& x) {
+  if constexpr (FAST) {
+    const float e = exp2_fast(fabsf(x) * static_cast<float>(-LOG2_E));
+    const float part = reciprocal_fast(1.0f + e);
+    const float slope = x > 0.0f ? part : e * part;
+    x = log1p_polynomial(e, fmaxf(x, 0.0f));
+    return slope;
+  } else {
+    const A slope = x > A(SOFTPLUS_THRESHOLD) ? A(1) : sigmoid<false>(x);
+    x = softplus<false>(x);
+    return slope;
+  }
+}
+
 template <bool FAST, typename A>
 __device__ __forceinline__ A silu(A x) {
   return x * sigmoid<FAST>(x);
 }
 
-// A vector in one access, whatever its element is.
-template <typename T, int ITEMS>
-__device__ __forceinline__ Vector<T, ITEMS> load_vector(const T* from) {
-  static_assert(sizeof(Vector<T, ITEMS>) == sizeof(uint4));
-  Vector<T, ITEMS> out;
-  *reinterpret_cast<uint4*>(&out) = *reinterpret_cast<const uint4*>(from);
-  return out;
-}
+// Consecutive steps of a row: a vector.
+using RowWords = Words<VECTOR_BYTES>;
 
-template <typename T, int ITEMS>
-__device__ __forceinline__ void store_vector(T* to, const Vector<T, ITEMS>& in) {
-  static_assert(sizeof(Vector<T, ITEMS>) == sizeof(uint4));
-  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&in);
-}
-
-// ITEMS consecutive steps of a row, `left` of which are there; the others are zero. WIDE: rows are aligned and whole
-// vectors long, so all of them are there or none.
-template <bool WIDE, typename T, int ITEMS>
-__device__ __forceinline__ void load_row(const T* row, int left, Vector<T, ITEMS>& out) {
+// `left` of the steps are there; the others are zero. WIDE: rows are aligned and whole vectors long, so all of them are
+// there or none.
+template <bool WIDE, typename T>
+__device__ __forceinline__ void load_row(const T* row, int left, RowWords& out) {
   if constexpr (WIDE) {
-    *reinterpret_cast<uint4*>(&out) = make_uint4(0, 0, 0, 0);
-    if (left > 0) out = load_vector<T, ITEMS>(row);
+    out = {};
+    if (left > 0) out = load_words<VECTOR_BYTES>(row);
   } else {
+    DeviceAccumulate<T> wide[VECTOR_WIDTH<T>];
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) out.lane[i] = i < left ? row[i] : narrow<T>(DeviceAccumulate<T>(0));
+    for (int i = 0; i < VECTOR_WIDTH<T>; ++i) wide[i] = i < left ? widen(row[i]) : DeviceAccumulate<T>(0);
+    out = pack<T, VECTOR_BYTES>(wide);
   }
 }
 
-template <bool WIDE, typename T, int ITEMS>
-__device__ __forceinline__ void store_row(T* row, int left, const Vector<T, ITEMS>& in) {
+template <bool WIDE, typename T>
+__device__ __forceinline__ void store_row(T* row, int left, const DeviceAccumulate<T> (&values)[VECTOR_WIDTH<T>]) {
   if constexpr (WIDE) {
-    if (left > 0) store_vector(row, in);
+    const RowWords words = pack<T, VECTOR_BYTES>(values);
+    // Written as an assignment, the compiler makes four stores of it in some kernels.
+    if (left > 0) {
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(row), "r"(words.word[0]), "r"(words.word[1]),
+                   "r"(words.word[2]), "r"(words.word[3])
+                   : "memory");
+    }
   } else {
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      if (i < left) row[i] = in.lane[i];
+    for (int i = 0; i < VECTOR_WIDTH<T>; ++i) {
+      if (i < left) row[i] = narrow<T>(values[i]);
     }
   }
 }
@@ -166,6 +182,8 @@ struct RowTasks {
   static constexpr int ALL = C::WARP_ROWS * VECTORS;
   static constexpr int COUNT = (ALL + 31) / 32;
   static constexpr int SIDE = C::WARP_ROWS < 8 ? C::WARP_ROWS : 8;
+  static constexpr int ROWS_APART = 32 / VECTORS;  // a lane's tasks, which are at the same step
+  static_assert(32 % (SIDE * VECTORS) == 0);
 
   static __device__ __forceinline__ bool real(int task) { return ALL % 32 == 0 || task < ALL; }
   static __device__ __forceinline__ int row(int task) { return task % SIDE + task / (SIDE * VECTORS) * SIDE; }
@@ -196,6 +214,20 @@ __device__ __forceinline__ void scatter_sums(A (&values)[ALL], int lane, int& ba
   }
 }
 
+// Adds up over the lanes at distances ROWS / 2 down to 1, where a lane's j-th row is its group's j ^ (lane % ROWS)-th:
+// what a lane ends with is values[0].
+template <int ROWS, int COUNT, typename A>
+__device__ __forceinline__ void add_rows(A (&values)[ROWS][COUNT]) {
+#pragma unroll
+  for (int by = ROWS / 2; by >= 1; by /= 2) {
+#pragma unroll
+    for (int j = 0; j < by; ++j) {
+#pragma unroll
+      for (int k = 0; k < COUNT; ++k) values[j][k] += __shfl_xor_sync(WHOLE_WARP, values[j + by][k], by);
+    }
+  }
+}
+
 template <int COUNT, typename A>
 __device__ __forceinline__ void load_values(const A* from, A (&out)[COUNT]) {
   constexpr int WIDE = COUNT * sizeof(A) < 16 ? COUNT : 16 / sizeof(A);
@@ -217,6 +249,25 @@ __device__ __forceinline__ void load_streamed(const A* from, A (&out)[COUNT]) {
   }
 }
 
+// Brings what the next tile reads of a row into the L2 cache.
+template <typename T>
+__device__ __forceinline__ void prefetch_row(const T* row) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
+}
+
+// values[i] becomes what values[i ^ by] was, for by < ORDERS.
+template <int ORDERS, int COUNT, typename A>
+__device__ __forceinline__ void turn_order(A (&values)[COUNT], int by) {
+#pragma unroll
+  for (int bit = 1; bit < ORDERS; bit *= 2) {
+    A turned[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) turned[i] = by & bit ? values[i ^ bit] : values[i];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) values[i] = turned[i];
+  }
+}
+
 template <int COUNT, typename A>
 __device__ __forceinline__ void store_values(A* to, const A (&in)[COUNT]) {
   constexpr int WIDE = COUNT * sizeof(A) < 16 ? COUNT : 16 / sizeof(A);
@@ -227,101 +278,6 @@ __device__ __forceinline__ void store_values(A* to, const A (&in)[COUNT]) {
     for (int i = 0; i < WIDE; ++i) pack.lane[i] = in[v * WIDE + i];
     reinterpret_cast<Vector<A, WIDE>*>(to)[v] = pack;
   }
-}
-
-// B and C (or one of them) of STEPS steps on their way into shared memory, [step][PITCH], B's states from 0 and C's
-// from PADDED; states and steps that are not there become zero. Vectors wait in registers during the tile before.
-template <typename T, int STEPS, int PADDED, int PITCH, int THREADS, bool WITH_B, bool WITH_C>
-class MatrixTiles {
-  using A = DeviceAccumulate<T>;
-  static constexpr int ITEMS = VECTOR_WIDTH<T>;
-  static constexpr int KINDS = WITH_B + WITH_C;
-  static constexpr int ELEMENTS = STEPS * PADDED;
-  static constexpr int VECTORS = ELEMENTS / ITEMS;
-  static constexpr int COUNT = (KINDS * VECTORS + THREADS - 1) / THREADS;
-  static constexpr int FIRST = WITH_B ? 0 : 1;
-  static_assert(PADDED % ITEMS == 0 && STEPS % ITEMS == 0);
-
- public:
-  __device__ __forceinline__ MatrixTiles(const ScanData<T>& d, const BlockPlace& place)
-      : d_(d),
-        b_(d.b + place.batch * d.b_strides.batch + place.group * d.b_strides.group),
-        c_(d.c + place.batch * d.c_strides.batch + place.group * d.c_strides.group) {}
-
-  __device__ __forceinline__ void fetch(int64_t tile, int steps) {
-    if (d_.access == MatrixAccess::SINGLE) return;
-    const bool along_steps = d_.access == MatrixAccess::ALONG_STEPS;
-#pragma unroll
-    for (int k = 0; k < COUNT; ++k) {
-      const int v = threadIdx.x + k * THREADS;
-      const int kind = FIRST + v / VECTORS;
-      const int t = step_of(v % VECTORS, along_steps), n = state_of(v % VECTORS, along_steps);
-      const MatrixStrides& strides = kind ? d_.c_strides : d_.b_strides;
-      const T* from = (kind ? c_ : b_) + n * strides.state + (tile + t) * strides.step;
-      load_row<true>(from, v < KINDS * VECTORS && n < d_.states && t < steps, held_[k]);
-    }
-  }
-
-  __device__ __forceinline__ void store(A* out, int64_t tile, int steps) {
-    if (d_.access == MatrixAccess::SINGLE) {
-      store_single(out, tile, steps);
-    } else if (d_.access == MatrixAccess::ALONG_STEPS) {
-      each_held([&](int kind, int v, const Vector<T, ITEMS>& held) {
-        A* to = out + step_of(v, true) * PITCH + kind * PADDED + state_of(v, true);
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i) to[i * PITCH] = widen(held.lane[i]);
-      });
-    } else {
-      each_held([&](int kind, int v, const Vector<T, ITEMS>& held) {
-        A wide[ITEMS];
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i) wide[i] = widen(held.lane[i]);
-        store_values(out + step_of(v, false) * PITCH + kind * PADDED + state_of(v, false), wide);
-      });
-    }
-  }
-
- private:
-  // Of a vector: neighbouring threads take neighbouring states of the same steps, or neighbours in memory.
-  static __device__ __forceinline__ int step_of(int v, bool along_steps) {
-    return along_steps ? v / PADDED * ITEMS : v / (PADDED / ITEMS);
-  }
-  static __device__ __forceinline__ int state_of(int v, bool along_steps) {
-    return along_steps ? v % PADDED : v % (PADDED / ITEMS) * ITEMS;
-  }
-
-  template <typename Body>
-  __device__ __forceinline__ void each_held(const Body& body) const {
-#pragma unroll
-    for (int k = 0; k < COUNT; ++k) {
-      const int v = threadIdx.x + k * THREADS;
-      if (v < KINDS * VECTORS) body(FIRST + v / VECTORS, v % VECTORS, held_[k]);
-    }
-  }
-
-  __device__ __forceinline__ void store_single(A* out, int64_t tile, int steps) const {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < KINDS * ELEMENTS; i += THREADS) {
-      const int kind = FIRST + i / ELEMENTS;
-      const MatrixStrides& strides = kind ? d_.c_strides : d_.b_strides;
-      const int rest = i % ELEMENTS;
-      const bool by_state = strides.state <= strides.step;
-      const int t = by_state ? rest / PADDED : rest % STEPS, n = by_state ? rest % PADDED : rest / STEPS;
-      const T* from = (kind ? c_ : b_) + n * strides.state + (tile + t) * strides.step;
-      out[t * PITCH + kind * PADDED + n] = n < d_.states && t < steps ? A(widen(*from)) : A(0);
-    }
-  }
-
-  const ScanData<T>& d_;
-  const T* b_;
-  const T* c_;
-  Vector<T, ITEMS> held_[COUNT];
-};
-
-// Brings what the next tile reads of a row into the L2 cache.
-template <typename T>
-__device__ __forceinline__ void prefetch_row(const T* row) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
 }
 
 }  // namespace opgraft::cuda

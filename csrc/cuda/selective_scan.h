@@ -25,7 +25,7 @@ __host__ __device__ __forceinline__ DeviceAccumulate<T>* plan_ends(const Segment
 }
 
 // A walk without outputs: from zero in every segment, to fill the plan, or from the true state, to keep the state
-// before every 2^every_log2-th step in [batch][channel][mark][state].
+// before every 2^every_log2-th step in [mark][batch][channel][state].
 template <typename T>
 struct StateWalk {
   bool from_zero = false;
@@ -36,10 +36,12 @@ struct StateWalk {
   static StateWalk from_nothing() { return {true, nullptr, 0, 0}; }
 };
 
-SegmentPlan plan_segments(const SelectiveShape& shape, int64_t warps_a_segment, int sms, int64_t tile);
+// For `blocks` blocks a segment where `places` run at once.
+SegmentPlan plan_segments(const SelectiveShape& shape, int64_t blocks, int64_t places, int64_t tile);
 
-// Warps of one segment of a forward scan.
-int64_t scan_warps(const SelectiveShape& shape);
+// Of a forward scan.
+template <typename T>
+SegmentPlan plan_scan(const SelectiveShape& shape, int sms);
 
 // Memory for the plan's sums and ends, where it has several segments.
 Tensor segment_space(const Tensor& like, SegmentPlan& plan, const SelectiveShape& shape);

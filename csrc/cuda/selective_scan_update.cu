@@ -4,7 +4,7 @@
 #include "cuda/selective_scan.cuh"
 #include "cuda/selective_scan.h"
 #include "ops.h"
-#include "support/check.h"
+#include "support/selective_call.h"
 
 namespace opgraft::cuda {
 namespace {
@@ -42,22 +42,19 @@ __global__ void update_rows(ScanData<T> d, const DeviceAccumulate<T>* state, Dev
   }
 }
 
-void update_into(const char* op, const Tensor& state, Tensor& next, Tensor& y, const SelectiveArguments& given) {
-  const SelectiveShape shape = check_selective_update(op, state, given);
-  const Tensor u = as_contiguous(given.u), delta = as_contiguous(given.delta), A = as_contiguous(given.A);
-  const Tensor kept = as_contiguous(state);
-  const OptionalTensor D = as_contiguous(given.D), z = as_contiguous(given.z), bias = as_contiguous(given.delta_bias);
+void update(const char* op, SelectiveStep& step) {
+  const SelectiveShape& shape = step.shape;
   if (shape.batch * shape.channels == 0) return;
-  dispatch_floating(op, u, [&](auto tag) {
+  dispatch_floating(op, step.in.u, [&](auto tag) {
     using T = typename DeviceType<typename decltype(tag)::type>::type;
     using W = DeviceAccumulate<T>;
-    const ScanData<T> d = scan_data<T>(shape, {u, delta, A, given.B, given.C, D, z, bias, given.delta_softplus, kept});
-    Launch context(u);
+    const ScanData<T> d = scan_data<T>(shape, step.in.arguments());
+    Launch context(step.in.u);
     int lanes = 1;
     while (lanes < 32 && lanes * 4 < shape.states) lanes *= 2;
     const int64_t threads = shape.batch * shape.channels * lanes;
     update_rows<T><<<static_cast<unsigned>((threads + 127) / 128), 128, 0, context.stream()>>>(
-        d, d.initial, static_cast<W*>(next.mutable_data_ptr()), static_cast<T*>(y.mutable_data_ptr()), lanes);
+        d, d.initial, static_cast<W*>(step.next.mutable_data_ptr()), static_cast<T*>(step.y.mutable_data_ptr()), lanes);
     Launch::check();
   });
 }
@@ -69,25 +66,18 @@ std::tuple<Tensor, Tensor> selective_scan_update(const Tensor& state, const Tens
                                                  const OptionalTensor& D, const OptionalTensor& z,
                                                  const OptionalTensor& delta_bias, bool delta_softplus) {
   const OptionalTensor none;
-  Tensor y = new_contiguous_like(u), next = new_contiguous_like(state);
-  update_into("selective_scan_update", state, next, y, {u, delta, A, B, C, D, z, delta_bias, delta_softplus, none});
-  return {y, next};
+  constexpr const char* OP = "selective_scan_update";
+  return step_selective(OP, state, {u, delta, A, B, C, D, z, delta_bias, delta_softplus, none},
+                        [](SelectiveStep& step) { update(OP, step); });
 }
 
 Tensor selective_scan_update_(Tensor state, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
                               const Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
                               const OptionalTensor& delta_bias, bool delta_softplus) {
   const OptionalTensor none;
-  Tensor y = new_contiguous_like(u);
-  const SelectiveArguments arguments{u, delta, A, B, C, D, z, delta_bias, delta_softplus, none};
-  if (state.is_contiguous()) {
-    update_into("selective_scan_update_", state, state, y, arguments);
-  } else {
-    Tensor next = new_contiguous_like(state);
-    update_into("selective_scan_update_", state, next, y, arguments);
-    torch::stable::copy_(state, next);
-  }
-  return y;
+  constexpr const char* OP = "selective_scan_update_";
+  return step_selective_in_place(OP, state, {u, delta, A, B, C, D, z, delta_bias, delta_softplus, none},
+                                 [](SelectiveStep& step) { update(OP, step); });
 }
 
 }  // namespace opgraft::cuda
