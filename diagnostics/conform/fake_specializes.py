@@ -55,7 +55,10 @@ def size_like(bench: Bench, case: Case, position: int, argument: Argument) -> bo
     for args in (up, down):
         after = _shape(bench, case.varied("number", f"{argument.name} changed", args))
         if after is not None and before is not None and after != before:
-            # A window or a group count also changes a shape; a size gives that very extent, or follows one by a step.
+            # A window or a group count also changes a shape, and the number of a mode its rank; a size gives that very
+            # extent, or follows one by a step.
+            if [len(shape) for shape in before] != [len(shape) for shape in after]:
+                return False
             steps = [b - a for old, new in zip(before, after, strict=False) for a, b in zip(old, new, strict=False)]
             return all(step in (-1, 0, 1) for step in steps)
     if value > 1 and value in vary.extents(case):

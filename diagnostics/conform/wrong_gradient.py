@@ -28,6 +28,8 @@ from opgraft.diagnostics.conform.lab.witness import TAILS
 from opgraft.diagnostics.conform.missing_autograd import lost, requiring
 
 KIND = "wrong-gradient"
+
+
 @dataclass(frozen=True)
 class Precision:
     """How a derivative is estimated in one dtype: the step, by how much two estimates may differ to count, and by how

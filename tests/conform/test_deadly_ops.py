@@ -44,3 +44,14 @@ def test_an_op_that_wants_too_much_memory_is_refused(op: str) -> None:
     said = " ".join([results[0].detail, *(finding.message for finding in findings)])
     assert results[0].outcome in ("not-run", "fail")
     assert any(word in said for word in ("memory", "alloc", "SIG", "MemoryError")), said
+
+
+@pytest.mark.parametrize(
+    ("change", "loose", "refused"), [("layout", False, True), ("", True, True), ("", False, False)]
+)
+def test_an_assertion_on_the_device_over_an_input_of_ours_is_a_refusal(change: str, loose: bool, refused: bool) -> None:
+    from opgraft.diagnostics.conform.lab.examine import _Notes, _refused
+
+    lost = "CUDA error: device-side assert triggered"
+    assert _refused(_Notes(key="sample 0", change=change, loose=loose, lost=lost)) is refused
+    assert not _refused(_Notes(key="sample 0", change=change, loose=loose, lost="CUDA error: illegal memory access"))

@@ -15,7 +15,14 @@ HERE = Location(path="model.py", line=1)
 
 
 def _found(kind: str, op: str = "mine::op") -> Finding:
-    return Finding(kind=kind, code=KINDS[kind].code, severity="error", message=kind, location=HERE, callee=Callee(name=op, owner="op"))
+    return Finding(
+        kind=kind,
+        code=KINDS[kind].code,
+        severity="error",
+        message=kind,
+        location=HERE,
+        callee=Callee(name=op, owner="op"),
+    )
 
 
 def test_no_kind_explains_itself_through_others() -> None:

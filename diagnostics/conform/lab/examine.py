@@ -139,6 +139,9 @@ def _work(
                     outcome, detail = ("not-applicable", str(reason)) if outcome == "pass" else (outcome, detail)
                 except NotRun as reason:
                     outcome, detail = ("not-run", str(reason)) if outcome == "pass" else (outcome, detail)
+                except torch.OutOfMemoryError as error:
+                    if outcome == "pass":
+                        outcome, detail = "not-run", f"it takes more memory than there is: {sentence(error)}"
                 except Exception as error:
                     if outcome == "pass":
                         outcome, detail = "not-run", f"the check itself failed: {_traced(error)}"
@@ -253,12 +256,21 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
                 reason = f"the device did not come up: {reason}"
             break
         avoid = avoid | {notes.key}
+        if _refused(notes):
+            notes.lost = ""
+            continue
         _fatal(plan, notes, ending)
     for check in todo:
         notes.results.setdefault(check.name, CheckResult(op=op, check=check.name, outcome="not-run", detail=reason))
     for name in notes.died.keys() & notes.results.keys():
         notes.results[name] = msgspec.structs.replace(notes.results[name], outcome="fail", detail=notes.died[name])
     return tuple(notes.findings), tuple(notes.results[check.name] for check in todo)
+
+
+def _refused(notes: _Notes) -> bool:
+    """A kernel's own assertion took the device, over an input that we made up: it looked, and said no."""
+    ours = bool(notes.change) or notes.loose or notes.key.startswith("generated")
+    return ours and "device-side assert" in notes.lost
 
 
 def _fatal_words(facts: OpFacts, change: str, ending: Ending) -> str:

@@ -90,6 +90,18 @@ def _int_fake(x):
 op("fake_int", double, fake=_int_fake, backward=double_backward_rule, setup=lambda ctx, inputs, output: None)
 add("fake-specializes", "fake_int", "good_double")
 
+
+def reduced(x: Tensor, mode: int) -> Tensor:
+    """Mode 0 keeps the rows, 1 and 2 give a scalar: a number that changes the rank and is no size."""
+    torch._check(mode in (0, 1, 2), lambda: f"mode must be 0, 1 or 2, it is {mode}")
+    rows = x.contiguous().sum(-1)
+    return rows if mode == 0 else rows.mean() if mode == 1 else rows.sum()
+
+
+op("reduced", reduced, fake=lambda x, mode: x.new_empty(x.shape[:-1] if mode == 0 else ()))
+MEAN = {"reduced": (torch.randn(3, 4), 1)}
+add("fake-specializes", "fake_int", "reduced", name="fake-specializes: a mode", cases=MEAN)
+
 lib.define("composite(Tensor x) -> Tensor")
 lib.define("per_backend(Tensor x) -> Tensor")
 
