@@ -23,12 +23,14 @@ SILENT = {
     "cache-bypass", "overdeclared-mutation", "not-exportable",
 }  # fmt: skip
 
-# The twin does the same and says so, or refuses the dtype that shows the fault, or has a fault of another kind there.
+# The twin does the same and says so, refuses the dtype that shows the fault, has a fault of another kind there, or takes
+# other arguments.
 DECLARED = {
     "undeclared-mutation",
     "unstable-result",
     "wrong-value: a dtype taken for another",
     "wrong-gradient: no float64",
+    "fake-specializes: a mode",
 }
 # The module that registers a twin is another one than the faulty op's.
 IMPORTS = "import tests.conform.ops.carried\n"
