@@ -23,8 +23,8 @@ SILENT = {
     "cache-bypass", "overdeclared-mutation", "not-exportable",
 }  # fmt: skip
 
-# The twin does the same and says so, refuses the dtype that shows the fault, has a fault of another kind there, or takes
-# other arguments.
+# The twin does the same and says so, refuses the dtype that shows the fault, has a fault of another kind there, or
+# takes other arguments.
 DECLARED = {
     "undeclared-mutation",
     "unstable-result",
