@@ -261,7 +261,7 @@ void update_rows(const ConvShape& s, const T* x, const T* state, const T* weight
       sum += A(widen(weight[c * s.width + k])) * A(widen(kept[s.length - (s.width - 1) + k]));
     }
     sum += A(widen(weight[c * s.width + s.width - 1])) * current;
-    out[row] = narrow<T>(silu ? activate(sum) : sum);
+    out[row] = narrow<T>(silu ? silu_value(sum) : sum);
     for (int64_t j = 0; j + 1 < s.length; ++j) new_state[row * s.length + j] = kept[j + 1];
     if (s.length > 0) new_state[row * s.length + s.length - 1] = x[row];
   }

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cpu/silu.h"
 #include "support/conv_shape.h"
 #include "support/convert.h"
-#include "support/exp.h"
 #include "support/parallel.h"
 
 namespace opgraft::cpu {
@@ -17,24 +17,6 @@ constexpr int64_t CHANNELS = 16;  // rows together in the channel-last layout: a
 constexpr int64_t STEPS = 512;    // steps of a row in the buffers at a time, forward
 constexpr int64_t COLUMNS = 256;  // channels of a step at a time, forward, channels last
 constexpr int64_t HISTORY = MAX_CONV_WIDTH - 1;
-
-template <typename A>
-OPGRAFT_INLINE A logistic(A x) {
-  return A(1) / (A(1) + exponential(-x));
-}
-
-template <typename A>
-OPGRAFT_INLINE A activate(A x) {
-  const A s = logistic(x);
-  return s == A(0) ? A(0) : x * s;
-}
-
-template <typename A>
-OPGRAFT_INLINE A activation_slope(A x) {
-  const A s = logistic(x);
-  const A curve = s * (A(1) - s);
-  return s + (curve == A(0) ? A(0) : x * curve);
-}
 
 // history and row lie in one buffer: row[-1] is the value before row[0].
 template <typename A, int WIDTH>
@@ -169,13 +151,13 @@ OPGRAFT_INLINE void narrow_columns(const A* in, int64_t pitch, T* out, int64_t s
 
 template <typename A>
 OPGRAFT_INLINE void activate_row(A* row, int64_t length) {
-  for (int64_t t = 0; t < length; ++t) row[t] = activate(row[t]);
+  for (int64_t t = 0; t < length; ++t) row[t] = silu_value(row[t]);
 }
 
 // grad becomes the gradient of the sum before the activation.
 template <typename A>
 OPGRAFT_INLINE void scale_by_slope(const A* sum, A* grad, int64_t length) {
-  for (int64_t t = 0; t < length; ++t) grad[t] *= activation_slope(sum[t]);
+  for (int64_t t = 0; t < length; ++t) grad[t] *= silu_slope(sum[t]);
 }
 
 template <typename A>
@@ -197,7 +179,7 @@ OPGRAFT_INLINE void convolve_step(const A* const* rows, const A* weight, const A
     sums[c] = sum;
   }
   if (silu) {
-    for (int64_t c = 0; c < count; ++c) out[c] = narrow<T>(activate(sums[c]));
+    for (int64_t c = 0; c < count; ++c) out[c] = narrow<T>(silu_value(sums[c]));
   } else {
     for (int64_t c = 0; c < count; ++c) out[c] = narrow<T>(sums[c]);
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/silu.h"
 #include "support/convert.h"
 #include "support/exp.h"
 #include "support/parallel.h"
@@ -44,24 +45,6 @@ OPGRAFT_INLINE A softplus(A x) {
 template <typename A>
 OPGRAFT_INLINE A softplus_slope(A x) {
   return x > A(SOFTPLUS_THRESHOLD) ? A(1) : A(1) / (A(1) + exponential(-x));
-}
-
-template <typename A>
-OPGRAFT_INLINE A logistic(A x) {
-  return A(1) / (A(1) + exponential(-x));
-}
-
-template <typename A>
-OPGRAFT_INLINE A silu(A x) {
-  const A s = logistic(x);
-  return s == A(0) ? A(0) : x * s;
-}
-
-template <typename A>
-OPGRAFT_INLINE A silu_slope(A x) {
-  const A s = logistic(x);
-  const A curve = s * (A(1) - s);
-  return s + (curve == A(0) ? A(0) : x * curve);
 }
 
 // The buffers of one group of LANES channels over one tile: [step][lane] unless said otherwise.
@@ -205,13 +188,13 @@ OPGRAFT_INLINE void finish(Tile<A>& tile, bool gated, int64_t steps) {
     for (int64_t l = 0; l < LANES; ++l) tile.y[t * LANES + l] += tile.skip[l] * tile.u[t * LANES + l];
   }
   if (gated) {
-    for (int64_t i = 0; i < steps * LANES; ++i) tile.y[i] *= silu(tile.gate[i]);
+    for (int64_t i = 0; i < steps * LANES; ++i) tile.y[i] *= silu_value(tile.gate[i]);
   }
 }
 
 template <typename A>
 OPGRAFT_INLINE void gate_gradient(Tile<A>& tile, bool gated, int64_t steps) {
-  for (int64_t i = 0; i < steps * LANES; ++i) tile.dy[i] = gated ? tile.up[i] * silu(tile.gate[i]) : tile.up[i];
+  for (int64_t i = 0; i < steps * LANES; ++i) tile.dy[i] = gated ? tile.up[i] * silu_value(tile.gate[i]) : tile.up[i];
 }
 
 // After backward_tile: up becomes d_z, d_input becomes d_u, d_step becomes d_delta. Adds to d_skip and d_bias.

@@ -50,7 +50,7 @@ void run_step(SelectiveStep& step) {
         S sum;
         update_row<S>(h, d.a + channel * shape.states, dt, dt * x, sum, shape.states, b, c);
         if (d.d) sum += d.d[channel] * x;
-        if (d.z) sum *= silu(S(widen(d.z[row])));
+        if (d.z) sum *= silu_value(S(widen(d.z[row])));
         out[row] = narrow<T>(sum);
       }
     });
