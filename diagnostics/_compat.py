@@ -262,3 +262,10 @@ def without_frame_hook(function: Any, *args: Any) -> Any:
         return function(*args)
     finally:
         setter(before)
+
+
+def function_context() -> Any:
+    """The class whose methods every autograd function's ``ctx`` has."""
+    from torch.autograd.function import FunctionCtx
+
+    return FunctionCtx

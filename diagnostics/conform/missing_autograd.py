@@ -5,7 +5,8 @@ formula.
 
 **Why it matters.** In the first case nothing is said: layers before the op stop learning.
 
-Fails: ``Library.define`` with a CPU kernel alone. Passes, with ``torch.library.register_autograd`` beside it.
+Fails: ``Library.define`` with a CPU kernel alone. Passes, with ``torch.library.register_autograd`` beside it. A formula
+that calls ``ctx.mark_non_differentiable`` on every result says that there is none to lose: the check does not apply.
 
 **Remedies.** ``add-autograd``.
 """
@@ -19,6 +20,7 @@ import torch
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.gradients import differentiate
+from opgraft.diagnostics.conform.lab.marks import marked
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
 from opgraft.diagnostics.model import Severity
 
@@ -46,7 +48,11 @@ def requiring(bench: Bench, case: Case) -> Case | None:
 
 
 def lost(bench: Bench, case: Case) -> str:
-    """How the gradient is lost in this call; ``""`` where it arrives."""
+    """How the gradient is lost in this call; ``""`` where it arrives.
+
+    Raises:
+        NotApplicable: the formula says that no result has one.
+    """
     if not bench.facts.has_autograd:
         # In eager the tape may follow torch ops inside a Python kernel; the compiler sees the op alone.
         results = [out for out in tensors(bench.real(case).outputs) if differentiable(out)]
@@ -55,7 +61,8 @@ def lost(bench: Bench, case: Case) -> str:
             if results
             else ""
         )
-    result = bench.real(case, grad=True)
+    with marked() as constant:
+        result = bench.real(case, grad=True)
     if not result.ok:
         told = any(word in str(result.error) for word in WORDS)
         return f"has no autograd formula: {sentence(result.error)}" if told else ""
@@ -63,6 +70,8 @@ def lost(bench: Bench, case: Case) -> str:
     if not results:
         return ""
     if not any(out.requires_grad for out in results):
+        if all(any(out is one for one in constant) for out in results):
+            raise NotApplicable("the formula marks every result as not differentiable")
         return "loses the gradient: no result requires grad though an input does"
     kept = [out for out in results if out.requires_grad]
     given = [tensor for tensor in tensors((result.args, result.kwargs)) if tensor.requires_grad and tensor.is_leaf]

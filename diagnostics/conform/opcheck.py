@@ -17,28 +17,47 @@ from collections.abc import Iterator
 import torch
 
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
+from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.memory import fresh_call
+from opgraft.diagnostics.conform.lab.tree import tensors
 
 KIND = "fake-mismatch"
+AOT = "test_aot_dispatch_dynamic"
 KINDS_OF = {
     "test_schema": "undeclared-mutation",
     "test_autograd_registration": "missing-autograd",
     "test_faketensor": "fake-mismatch",
-    "test_aot_dispatch_dynamic": "compiler-bug",
+    AOT: "compiler-bug",
 }
+
+TOLERANCE = {"atol": 1e-2, "rtol": 1e-2}
+
+
+def comparable(bench: Bench, case: Case) -> bool:
+    """Can opcheck sum and compare such results? For torch's 8-bit floats it cannot, and blames the op."""
+    for out in tensors(bench.real(case).outputs):
+        try:
+            torch.testing.assert_close(out, out, equal_nan=True, **TOLERANCE)
+            out.sum()
+        except (AssertionError, NotImplementedError, RuntimeError):
+            return False
+    return True
 
 
 def check(bench: Bench) -> Iterator[Fault]:
     if bench.facts.is_composite:
         raise NotApplicable("opcheck is for kernels")
     for case in bench.usable(iter(bench.cases[:2])):
+        compares = comparable(bench, case)
         for name, kind in KINDS_OF.items():
+            if name == AOT and not compares:
+                continue
             if kind == "missing-autograd" and (bench.facts.written or not bench.facts.has_autograd):
                 continue
             args, kwargs = fresh_call(case, requires_grad=bench.facts.has_autograd and not bench.facts.written)
             bench.tell(case, doing="compile")
             said = torch.library.opcheck(
-                bench.op, args, kwargs, test_utils=(name,), raise_exception=False, atol=1e-2, rtol=1e-2
+                bench.op, args, kwargs, test_utils=(name,), raise_exception=False, **TOLERANCE
             )
             answer = said.get(name)
             if answer not in ("SUCCESS", None):

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+import opgraft
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
 from opgraft.diagnostics.conform.lab.memory import fresh_call
 from opgraft.diagnostics.conform.lab.tree import map_tensors
@@ -40,6 +41,8 @@ def check(bench: Bench) -> Iterator[Fault]:
 
     if dist.is_initialized():
         raise NotRun("the process takes part in a job")
+    # Rules of opgraft's own ops wait for the first DTensor that a public function is given.
+    opgraft.register_sharding_rules()
     case = bench.cases[0]
     store: Any = getattr(dist, "HashStore")  # noqa: B009 - not in torch's own list of exports
     dist.init_process_group("gloo", store=store(), rank=0, world_size=1)

@@ -65,6 +65,8 @@ def along(bench: Bench, case: Case, precision: Precision) -> str | None:
     found, error = gradients(bench, case)
     if error is not None:
         return None
+    # A result that the formula marks as not differentiable moves with the input and has no part in the gradient.
+    counted = [out.requires_grad for out in tensors(bench.real(case, grad=True).outputs)]
     inputs = [tensor for tensor in case.tensors if tensor.requires_grad]
     if len(inputs) != len(found) or not all(g is None or torch.isfinite(g).all() for g in found):
         return ""
@@ -76,7 +78,7 @@ def along(bench: Bench, case: Case, precision: Precision) -> str | None:
             direction = steady(tensor, seed)
             analytic = 0.0 if gradient is None else float((gradient.double() * direction.double()).sum())
             steps = (precision.step, 4 * precision.step)
-            numeric = [_difference(bench, case, which, direction, step) for step in steps]
+            numeric = [_difference(bench, case, which, direction, step, counted) for step in steps]
             if any(value is None for value in numeric):
                 return ""
             first, second = float(numeric[0] or 0.0), float(numeric[1] or 0.0)
@@ -95,7 +97,10 @@ def along(bench: Bench, case: Case, precision: Precision) -> str | None:
     return ""
 
 
-def _difference(bench: Bench, case: Case, which: int, direction: torch.Tensor, step: float) -> float | None:
+def _difference(
+    bench: Bench, case: Case, which: int, direction: torch.Tensor, step: float, counted: list[bool]
+) -> float | None:
+    """The central difference of the sum of the ``counted`` results, weighted as for the gradient."""
     total = []
     for sign in (1.0, -1.0):
         index = -1
@@ -111,7 +116,7 @@ def _difference(bench: Bench, case: Case, which: int, direction: torch.Tensor, s
         result = bench.real(case.varied(case.change, case.label, args, kwargs))
         if not result.ok:
             return None
-        outputs = [out for out in tensors(result.outputs) if out.dtype.is_floating_point]
+        outputs = [out for out, counts in zip(tensors(result.outputs), counted, strict=False) if counts]
         total.append(sum(float((out.double() * steady(out).double()).sum()) for out in outputs))
     return (total[0] - total[1]) / (2 * step)
 

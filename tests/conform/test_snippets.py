@@ -31,6 +31,8 @@ DECLARED = {
     "wrong-value: a dtype taken for another",
     "wrong-gradient: no float64",
     "fake-specializes: a mode",
+    "missing-autograd: results without one",
+    "opcheck: 8-bit floats",
 }
 # The module that registers a twin is another one than the faulty op's.
 IMPORTS = "import tests.conform.ops.carried\n"

@@ -218,3 +218,11 @@ add(
         "fill_workspace": (torch.randn(4, 6), torch.zeros(64)),
     },
 )
+
+
+def codes(x: Tensor) -> Tensor:
+    return x.contiguous().to(torch.float8_e4m3fn)
+
+
+op("codes", codes, fake=lambda x: x.new_empty(x.shape, dtype=torch.float8_e4m3fn))
+add("opcheck", "count_hidden", "codes", name="opcheck: 8-bit floats", kind="undeclared-mutation")

@@ -140,6 +140,25 @@ lib.impl("no_gradient", double, "CPU")
 torch.library.register_fake(f"{NS}::no_gradient", lambda x: x.new_empty(x.shape), lib=lib)
 add("missing-autograd", "no_gradient", "good_double")
 
+# A formula is there, and below it nobody keeps a graph; the twin says that codes have no gradient.
+lib.define("signs_of_nobody(Tensor x) -> Tensor")
+torch.library.register_fake(f"{NS}::signs_of_nobody", lambda x: x.new_empty(x.shape), lib=lib)
+lib.impl("signs_of_nobody", lambda x: x.contiguous().sign(), "CPU")
+lib.impl("signs_of_nobody", lambda x: x.detach().contiguous().sign(), "Autograd")
+
+
+def signs(x: Tensor) -> Tensor:
+    return x.contiguous().sign()
+
+
+op(
+    "signs",
+    signs,
+    backward=lambda ctx, grad: None,
+    setup=lambda ctx, inputs, output: ctx.mark_non_differentiable(output),
+)
+add("missing-autograd", "signs_of_nobody", "signs", name="missing-autograd: results without one")
+
 
 def square(x: Tensor) -> Tensor:
     return x.contiguous() ** 2
@@ -148,6 +167,27 @@ def square(x: Tensor) -> Tensor:
 op("square", square, backward=lambda ctx, grad: 2 * grad * ctx.saved_tensors[0], setup=save_first)
 op("square_wrong", square, backward=lambda ctx, grad: grad * ctx.saved_tensors[0], setup=save_first)
 add("wrong-gradient", "square_wrong", "square")
+
+
+def square_and_mean(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.contiguous() ** 2, x.contiguous().flatten().mean(0, keepdim=True)
+
+
+def save_and_mark(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0])
+    ctx.mark_non_differentiable(output[1])
+
+
+# The second result moves with x, and the formula says that nobody differentiates it.
+for name, factor in (("square_and_mean", 2), ("square_and_mean_wrong", 1)):
+    op(
+        name,
+        square_and_mean,
+        fake=lambda x: (x.new_empty(x.shape), x.new_empty(1)),
+        backward=lambda ctx, grad, unused, factor=factor: factor * grad * ctx.saved_tensors[0],
+        setup=save_and_mark,
+    )
+add("wrong-gradient", "square_and_mean_wrong", "square_and_mean", name="wrong-gradient: a result without one")
 
 
 def square_of_floats(x: Tensor) -> Tensor:
