@@ -269,3 +269,10 @@ def function_context() -> Any:
     from torch.autograd.function import FunctionCtx
 
     return FunctionCtx
+
+
+def registered_ops() -> list[str]:
+    """Every registered op, as ``ns::op`` or ``ns::op.overload``."""
+    import torch
+
+    return [str(name) for name in torch._C._dispatch_get_all_op_names()]

@@ -9,7 +9,13 @@ import typer
 
 
 def doctor(
-    ops: Annotated[list[str], typer.Argument(metavar="ns::op ...", help="The ops to examine.")],
+    ops: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ns::op ...",
+            help="The ops to examine, or patterns such as 'mylib::*'; without any, what the imports register.",
+        ),
+    ] = None,
     imports: Annotated[
         list[str] | None,
         typer.Option("--import", metavar="MODULE", help="Module, .py file or .so that registers them."),
@@ -34,7 +40,16 @@ def doctor(
     notes: Annotated[bool, typer.Option("--notes", help="Show notes as well.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no report.")] = False,
 ) -> None:
-    """Puts ops through every check and prints a table of op against check. Exit code 1 where one has an error."""
+    """Puts ops through every check and prints a table of op against check. Exit code 1 where one has an error.
+
+    Examples:
+
+    opgraft doctor --import mylib mylib::scale
+
+    opgraft doctor --import build/libmylib.so --html doctor.html
+
+    opgraft doctor --import mylib --device cuda --sanitizer 'mylib::*_backward'
+    """
     from rich.console import Console
 
     from opgraft.diagnostics.collect.explaining import Outputs, Shown
@@ -42,7 +57,7 @@ def doctor(
 
     raise typer.Exit(
         run(
-            tuple(ops),
+            tuple(ops or ()),
             imports=tuple(imports or ()),
             outputs=Outputs(json=json, html=html, sarif=sarif, markdown=markdown),
             shown=Shown(verbose=verbose, notes=notes, quiet=quiet),
@@ -51,6 +66,7 @@ def doctor(
             device=device,
             seconds=seconds,
             console=Console(),
+            errors=Console(stderr=True),
         )
     )
 

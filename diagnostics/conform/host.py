@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,14 +18,14 @@ from typing import Any
 
 import msgspec
 
+from opgraft.diagnostics.conform import errand
+from opgraft.diagnostics.conform.lab import names
 from opgraft.diagnostics.conform.lab.arrive import place_of
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.model import CheckResult, Finding, Location, Report
 
 # compute-sanitizer makes kernels and their loading so many times slower.
 SANITIZED = 8.0
-# What starting Python, torch and the modules takes at most.
-START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,16 @@ def examine_elsewhere(
     seconds: float = 30.0,
     cases: tuple[Case, ...] = (),
     wrap: Sequence[str] = (),
+    progress: errand.Progress | None = None,
 ) -> Report:
     """Examines ops in another process.
 
     Args:
+        ops: names, or patterns such as ``"mylib::*"``, which stand for every overload that fits.
         imports: modules, or paths of Python files, to import there first.
         cases: calls of the (one) op to start from.
         wrap: a command to run the other process under, such as ``compute-sanitizer``.
+        progress: is told of every op that is begun: its name, its number from 0, and how many there are.
     """
     import torch
 
@@ -72,7 +73,7 @@ def examine_elsewhere(
 
     asked = [Asked(name=op, cases=cases, device=device, imports=tuple(imports), recorded=False) for op in ops]
     said: list[str] = []
-    parts = examine_asked(asked, thorough=thorough, seconds=seconds, wrap=wrap, said=said)
+    parts = examine_asked(asked, thorough=thorough, seconds=seconds, wrap=wrap, said=said, progress=progress)
     findings = [finding for part in parts for finding in part.findings]
     results = [result for part in parts for result in part.checks]
     made = report(findings, results, torch.device(device))
@@ -87,6 +88,7 @@ def examine_asked(
     seconds: float = 30.0,
     wrap: Sequence[str] = (),
     said: list[str] | None = None,
+    progress: errand.Progress | None = None,
 ) -> list[Answer]:
     """Examines ops in one other process; an op that it does not come to is said to be not run, and why.
 
@@ -94,13 +96,14 @@ def examine_asked(
         script: a program whose registrations are repeated there; see ``lab.replay``.
         seconds: for each op.
         said: receives what the process printed.
+        progress: is told of every op that is begun.
     """
     import torch
 
     limit = seconds * (SANITIZED if wrap else 1.0)
     with tempfile.TemporaryDirectory(prefix="opgraft-doctor-") as folder:
-        request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
-        request.write_text(
+        files = errand.Files.within(Path(folder))
+        files.request.write_text(
             json.dumps(
                 {
                     "ops": [_written(one, Path(folder) / f"cases{index}") for index, one in enumerate(asked)],
@@ -113,39 +116,20 @@ def examine_asked(
                 }
             )
         )
-        environment = dict(os.environ, PYTORCH_NVML_BASED_CUDA_CHECK="1", PYTHONUNBUFFERED="1")
-        paths = [os.getcwd(), *sys.path]
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        command = [*wrap, sys.executable, "-m", "opgraft.diagnostics.conform.host", str(request), str(answer)]
-        trouble, output = "", ""
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                timeout=limit * len(asked) * 1.5 + START_SECONDS,
-                capture_output=True,
-                text=True,
-                errors="replace",
-            )
-            output = done.stdout + done.stderr
-            if done.returncode:
-                lines = output.strip().splitlines()
-                trouble = lines[-1] if lines else f"it ended with {done.returncode}"
-        except subprocess.TimeoutExpired:
-            trouble = "it did not come back in time"
+        trouble = errand.run(files, seconds=limit, wrap=wrap, progress=progress)
         if said is not None:
-            said.append(output)
+            said.append(files.said())
         parts: list[Answer] = []
-        if answer.exists():
+        if files.answers.exists():
             # The last line may be cut where the process died.
-            for line in answer.read_text().splitlines():
+            for line in files.answers.read_text().splitlines():
                 try:
                     parts.append(msgspec.json.decode(line, type=Answer))
                 except msgspec.DecodeError:
                     trouble = trouble or "its answer was cut off"
     answered = {result.op for part in parts for result in part.checks}
     for one in asked:
-        if one.name not in answered:
+        if not any(names.asks_for(one.name, op) for op in answered):
             why = trouble or "it said nothing"
             parts.append(Answer(checks=(CheckResult(op=one.name, check="all", outcome="not-run", detail=why),)))
     return parts
@@ -248,6 +232,8 @@ def _examined(entry: dict[str, Any], request: dict[str, Any]) -> Answer:
     try:
         facts = facts_of(resolve(entry["name"]))
     except LookupError as error:
+        if entry["name"] == names.NEW:
+            return absent("the imports register no op that was not there before: name the ops, or a pattern, 'ns::*'")
         return absent(f"{error}; it is registered while the program runs" if request["script"] else str(error))
     return Answer(
         *examine(
@@ -270,17 +256,21 @@ def _examined(entry: dict[str, Any], request: dict[str, Any]) -> Answer:
     )
 
 
-def main(request: dict[str, Any], answer: Path) -> int:
+def main(request: dict[str, Any], answers: Path, begun: Path) -> int:
+    before = frozenset(names.registered())
     trouble = _arrive(request)
     if trouble:
         print(trouble)
         return 2
-    with answer.open("w") as lines:
-        for entry in request["ops"]:
+    entries = [{**entry, "name": name} for entry in request["ops"] for name in names.expanded(entry["name"], before)]
+    with answers.open("w") as lines, begun.open("w") as places:
+        for place, entry in enumerate(entries):
+            places.write(f"{place} {len(entries)} {entry['name']}\n")
+            places.flush()
             lines.write(msgspec.json.encode(_examined(entry, request)).decode() + "\n")
             lines.flush()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])))
+    sys.exit(main(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), Path(sys.argv[3])))

@@ -30,14 +30,14 @@ KINDS_OF = {
     AOT: "compiler-bug",
 }
 
-TOLERANCE = {"atol": 1e-2, "rtol": 1e-2}
+TOLERANCE = 1e-2
 
 
 def comparable(bench: Bench, case: Case) -> bool:
     """Can opcheck sum and compare such results? For torch's 8-bit floats it cannot, and blames the op."""
     for out in tensors(bench.real(case).outputs):
         try:
-            torch.testing.assert_close(out, out, equal_nan=True, **TOLERANCE)
+            torch.testing.assert_close(out, out, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True)
             out.sum()
         except (AssertionError, NotImplementedError, RuntimeError):
             return False
@@ -57,7 +57,7 @@ def check(bench: Bench) -> Iterator[Fault]:
             args, kwargs = fresh_call(case, requires_grad=bench.facts.has_autograd and not bench.facts.written)
             bench.tell(case, doing="compile")
             said = torch.library.opcheck(
-                bench.op, args, kwargs, test_utils=(name,), raise_exception=False, **TOLERANCE
+                bench.op, args, kwargs, test_utils=(name,), raise_exception=False, atol=TOLERANCE, rtol=TOLERANCE
             )
             answer = said.get(name)
             if answer not in ("SUCCESS", None):

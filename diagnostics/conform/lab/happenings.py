@@ -62,6 +62,18 @@ def watch(torch: ModuleType, listener: Listener) -> None:
 
         return made
 
+    def around_dispatch(original: Any) -> Any:
+        def _dispatch_library(kind: str, ns: str, key: str, path: str = "/dev/null", line: int = 0) -> Any:
+            # torch names the caller of Library.__init__ as the place of the registration, and that is `made` here:
+            # its own caller is meant.
+            frame = sys._getframe(1).f_back if path == __file__ else None
+            while frame is not None and path == __file__:
+                frame = frame.f_back
+                path, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("/dev/null", 0)
+            return original(kind, ns, key, path, line)
+
+        return _dispatch_library
+
     def around_destroy(original: Any) -> Any:
         def _destroy(self: Any) -> None:
             if listener.on and _here() is not None:
@@ -128,7 +140,8 @@ def watch(torch: ModuleType, listener: Listener) -> None:
     library = torch.library
     wrap(library, "infer_schema", around_schema, listener)
     wrap(library.Library, "define", around_define, listener)
-    wrap(library.Library, "__init__", around_library, listener)
+    if wrap(torch._C, "_dispatch_library", around_dispatch, listener):
+        wrap(library.Library, "__init__", around_library, listener)
     wrap(library.Library, "_destroy", around_destroy, listener)
     wrap(torch._ops._OpNamespace, "__getattr__", around_lookup, listener)
     wrap(torch.autograd, "_engine_run_backward", around_backward, listener)

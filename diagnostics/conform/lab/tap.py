@@ -176,11 +176,12 @@ def _tensors(value: Any) -> Any:
             yield from _tensors(item)
 
 
-def wrap(owner: Any, name: str, make: Callable[[Any], Any], listener: Listener) -> None:
-    """Replaces ``owner.name`` by ``make(original)`` until the listener is taken away; nothing where it is missing."""
+def wrap(owner: Any, name: str, make: Callable[[Any], Any], listener: Listener) -> bool:
+    """Replaces ``owner.name`` by ``make(original)`` until the listener is taken away; nothing, and False, where it is
+    missing."""
     original = getattr(owner, name, None)
     if original is None:
-        return
+        return False
     new = make(original)
     setattr(owner, name, new)
 
@@ -189,6 +190,7 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any], listener: Listener) 
             setattr(owner, name, original)
 
     listener.undo.append(back)
+    return True
 
 
 def take_hold(torch: ModuleType, listener: Listener) -> None:
