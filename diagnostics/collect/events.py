@@ -246,7 +246,8 @@ class Laps(Event, frozen=True, kw_only=True, tag="laps", omit_defaults=True):
 
 
 class Ended(Event, frozen=True, kw_only=True, tag="ended", omit_defaults=True):
-    """The watched run ended on its own feet. ``counters`` are torch's own, as differences over the run."""
+    """The watched run ended on its own feet. ``counters`` are torch's own, as differences over the run; ``device`` is
+    where it computed in the end: a program rarely uses CUDA before it is watched."""
 
     exit_code: int = 0
     seconds: float = 0.0
@@ -255,6 +256,7 @@ class Ended(Event, frozen=True, kw_only=True, tag="ended", omit_defaults=True):
     counters: dict[str, int] = {}
     compiled_anything: bool = False
     dropped: int = 0
+    device: str = ""
 
 
 AnyEvent = (

@@ -77,6 +77,7 @@ class Recorder:
                     if count != self._before.get(name, 0)
                 },
                 compiled_anything=self._compiled,
+                device=_device(sys.modules.get("torch")),
             )
         )
 

@@ -42,7 +42,8 @@ def trespass(bench: Bench, case: Case) -> str:
     if again.ok and compare.disagree(first.outputs, again.outputs, 1):
         return ""  # not repeatable anyhow: another check's subject
     words = compare.disagree(first.outputs, second.outputs, 1)
-    return f"reads outside its tensors: with other bytes there {words}" if words else ""
+    which = "" if words.startswith("result") else "the result "
+    return f"reads outside its tensors: with other bytes there {which}{words}" if words else ""
 
 
 def check(bench: Bench) -> Iterator[Fault]:
