@@ -106,6 +106,10 @@ def check(bench: Bench) -> Iterator[Fault]:
     for base in bench.cases:
         dtypes = [found for dtype in spec.dtypes if (found := in_dtype(bench, base, dtype)) is not None]
         for case in bench.usable(chain((base,), dtypes, vary.sizes(base), vary.layouts(base))):
+            # An index past the end has no value to agree on, and on a GPU torch's own assertion, in the reference,
+            # takes the device down.
+            if case.loose and bench.device.type == "cuda":
+                continue
             words = trial(bench, case)
             if words:
                 small = bench.shrink(case, lambda tried: bool(trial(bench, tried)))
