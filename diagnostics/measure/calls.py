@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opgraft.diagnostics.measure.sites import is_custom
 from opgraft.diagnostics.measure.subject import tensors_in
 from opgraft.diagnostics.measure.swap import Swap
 from opgraft.registry import qualified_name
@@ -98,6 +99,27 @@ def capture(step: Callable[[], Any], ops: frozenset[str], swaps: tuple[Swap, ...
     with _installed(swaps, watched), _Recorder(ops, note):
         step()
     return tuple(found.values())
+
+
+class _Dispatched(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[str, tuple[torch._ops.OpOverload, Call]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.OpOverload) and is_custom(func):
+            name = qualified_name(func)
+            if name not in self.found:
+                call = Call(name, tuple(args), dict(kwargs or {}), signature_of(args, kwargs)).copy()
+                self.found[name] = (func, call)
+        return func(*args, **(kwargs or {}))
+
+
+def dispatched(turn: Callable[[], Any]) -> dict[str, tuple[torch._ops.OpOverload, Call]]:
+    """The custom ops that ``turn`` runs, those of its backward included, by name, each with its first call."""
+    with _Dispatched() as mode:
+        turn()
+    return mode.found
 
 
 @contextlib.contextmanager

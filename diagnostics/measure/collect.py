@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from opgraft.diagnostics.measure import _compat, apart, checks, clock, host_cost
 from opgraft.diagnostics.measure.alone import accepts, named
 from opgraft.diagnostics.measure.apart import form_of
 from opgraft.diagnostics.measure.arms import BASELINE, Arm, make_arm, plan_arms
-from opgraft.diagnostics.measure.calls import Call
+from opgraft.diagnostics.measure.calls import Call, dispatched
 from opgraft.diagnostics.measure.facts import ArmFacts, FactsBackend, FactsReading, Recorder
 from opgraft.diagnostics.measure.host_costs import HostCosts
 from opgraft.diagnostics.measure.question import Progress, Question
@@ -89,7 +89,7 @@ def collect(
     tell("pricing kernels and launches", 0.9)
     on_gpu = device.type == "cuda"
     base = next((a for a in arms if a.name == BASELINE and not a.failed), None)
-    costs = _host_costs(base, calls, question, device) if on_gpu else HostCosts()
+    costs = _host_costs(base, calls, question, subject) if on_gpu else HostCosts()
     ideal = sum(
         int(spec.cost(*c.args, **c.kwargs).bytes) * c.count
         for c in calls
@@ -101,7 +101,7 @@ def collect(
         reference=reference,
         alone_us=alone.cold,
         in_place_us=alone.in_place,
-        host_us_per_call=costs.call_us,
+        host_us_of_calls=costs.call_us,
         host_us_per_launch=costs.launch_us,
         host_us_of_step=costs.step_us,
         copy_bytes_per_second=isolated.copy_bandwidth(device),
@@ -158,18 +158,22 @@ def _alone(calls: Sequence[Call], question: Question, subject: Subject) -> tuple
     return total, ArmFacts(name="reference", nodes=tuple(recorder.nodes), runs=tuple(runs))
 
 
-def _host_costs(base: Arm | None, calls: Sequence[Call], question: Question, device: torch.device) -> HostCosts:
-    """Host times of the op that is called most often; where its graph does not compile, of the call alone."""
+def _host_costs(base: Arm | None, calls: Sequence[Call], question: Question, subject: Subject) -> HostCosts:
+    """Host times of the ops that a step runs, backward ops included; nothing where they cannot be had."""
     if base is None or not calls:
         return HostCosts()
-    call = max(calls, key=lambda c: c.count)
-    function = form_of(call, question)
+    found: dict[str, tuple[Callable[..., Any], Call]] = {}
     try:
+        # Of an op that is called in several ways, the most frequent one.
+        for call in sorted(calls, key=lambda c: -c.count):
+            turn = isolated.once(form_of(call, question), call, subject.train)
+            for name, one in dispatched(turn).items():
+                found.setdefault(name, one)
         with base.installed(), _without_the_note_on_caches():
             assert base.step is not None
-            return host_costs.measure(base.step, function, call, device)
+            return host_costs.measure(base.step, found, subject.device, sum(c.count for c in calls))
     except Exception:  # only a prediction needs it
-        return HostCosts(call_us=isolated.compiled_call_us(function, call, device))
+        return HostCosts()
 
 
 def _prices(device: torch.device) -> prices.Prices:

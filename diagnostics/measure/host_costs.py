@@ -1,14 +1,18 @@
 """What one more call of the op, and one more generated kernel, cost the host inside compiled code.
 
-A call over and over costs less than one among others, whose code and data are in nobody's cache. So small graphs of
-products and normalisations are compiled with and without the calls, and take turns with the compiler's own step: what
-the host does besides slows all of them alike.
+A call over and over costs a fraction of one among others, whose code and data no cache holds: by how much depends on
+what runs between two of them. So a graph of two products, compiled with and without the call between them, is run at
+places inside the compiler's own step, as many a step as the step makes calls. What it takes longer with the call is the
+call's price there: the dispatcher, the allocation, the launch, and the compiler's checks of the result. A training
+step's calls of the backward op are priced the same way. The op's arm takes no part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,75 +20,111 @@ import torch
 from opgraft.diagnostics.measure import _compat, clock, statistics
 from opgraft.diagnostics.measure.arms import own_code
 from opgraft.diagnostics.measure.calls import Call
+from opgraft.diagnostics.measure.places import Places
+from opgraft.diagnostics.measure.subject import tensors_in
 
-_STAGES, _ROUNDS, _BURST = 8, 9, 12
-_MOST_BYTES = 1 << 30
+# Samples of each graph, and seconds after which those that there are have to do.
+_SAMPLES, _SECONDS = 150, 3.0
+_PLAIN, _LONGER = "plain", "longer"
 
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Host microseconds of the compiler's step, of a call of the op, and of a generated kernel, of one time."""
+    """Host microseconds of the compiler's step, of a call of each op by name, and of a generated kernel, of one time.
+
+    ``inside`` says whether the places were inside the step's code; else they were between steps, where it is colder.
+    """
 
     step_us: float = 0.0
-    call_us: float = 0.0
+    call_us: dict[str, float] = field(default_factory=dict)
     launch_us: float = 0.0
+    inside: bool = False
 
 
-def measure(step: Callable[[], Any], function: Callable[..., Any], call: Call, device: torch.device) -> HostCosts:
-    """Medians over rounds in which the graphs and the step take turns.
+def measure(
+    step: Callable[[], Any], calls: Mapping[str, tuple[Callable[..., Any], Call]], device: torch.device, often: float
+) -> HostCosts:
+    """Prices every call and a generated kernel inside the compiler's step.
 
     Args:
         step: the compiler's arm.
-        function: what stands at the call's site.
+        calls: by the op's name, what is called and with what.
+        often: calls a step.
     """
-    copies = max(1, min(_STAGES, _MOST_BYTES // max(1, call.bytes)))
-    # Equal calls would be made one: each has inputs of its own.
-    given = [call.copy() for _ in range(copies)]
-    x, weight = (torch.rand(64, 64, device=device) for _ in range(2))
-    variants = {"plain": (False, False), "longer": (True, False), "with calls": (False, True)}
-    runs: dict[str, Callable[[], Any]] = {"step": step}
-    kernels: dict[str, int] = {}
+    square = [torch.rand(64, 64, device=device) for _ in range(2)]
+    graphs = {_PLAIN: compiled(None, None, square), _LONGER: compiled("kernel", None, square)}
+    for name, (function, call) in calls.items():
+        graphs[name] = compiled(function, call, square)
+    found: dict[str, list[float]] = {name: [] for name in graphs}
+    waiting: list[str] = []
+    shuffle = random.Random(0)
+
+    def visit() -> None:
+        if not waiting:
+            waiting.extend(graphs)
+            shuffle.shuffle(waiting)
+        name = waiting.pop()
+        with torch.no_grad():
+            begin = time.perf_counter_ns()
+            graphs[name]()
+            found[name].append((time.perf_counter_ns() - begin) * 1e-3)
+
+    counting = Places(lambda: None)
+    with counting.watched():
+        step()
+    clock.synchronize(device)
+    inside = counting.seen > 0
+    # Every so many places, so that calls are as far apart as a step's own.
+    places = Places(visit, max(1, round(counting.seen / max(1.0, often))))
+    steps: list[float] = []
+    end = time.monotonic() + _SECONDS
+    while min(map(len, found.values())) < _SAMPLES and time.monotonic() < end:
+        steps.append(clock.enqueue_seconds(step, device, calls=3, bursts=1) * 1e6)
+        # From an idle device: the host is never held up by a full queue.
+        clock.synchronize(device)
+        if inside:
+            with places.watched():
+                step()
+        else:
+            step()
+            visit()
+        clock.synchronize(device)
+    middle = {name: float(statistics.location(times)) for name, times in found.items()}
+    beyond = {name: max(0.0, us - middle[_PLAIN]) for name, us in middle.items()}
+    return HostCosts(float(statistics.location(steps)), {n: beyond[n] for n in calls}, beyond[_LONGER], inside)
+
+
+def compiled(more: Callable[..., Any] | str | None, call: Call | None, square: list[torch.Tensor]) -> Callable[[], Any]:
+    """A graph of a generated kernel and two products with ``more`` between them, as generated code without guards."""
+    kept: list[Any] = []
+    inner = _compat.backend_of({})
+
+    def backend(module: Any, inputs: Any, **options: Any) -> Any:
+        made = inner(module, inputs, **options)
+
+        def keeping(*given: Any) -> Any:
+            kept[:] = [made, given]
+            return made(*given)
+
+        return keeping
+
+    def graph(x: torch.Tensor, weight: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        x = torch.mm(x * 2.0 + 1.0, weight)
+        result = None
+        if callable(more):
+            result = more(*args, **kwargs)
+        elif more is not None:
+            x = x * 2.0 + 1.0
+        return torch.mm(x, weight), result
+
+    own = own_code(graph, "host_costs_" + (getattr(more, "__name__", "op") if callable(more) else more or _PLAIN))  # type: ignore[arg-type]
     with torch.no_grad():
-        for name, (longer, called) in variants.items():
-            runs[name], kernels[name] = _compiled(name, longer, function if called else None, given, (x, weight))
-        found: dict[str, list[float]] = {name: [] for name in runs}
-        for place in range(_ROUNDS):
-            for name in list(runs) if place % 2 == 0 else list(runs)[::-1]:
-                found[name].append(clock.enqueue_seconds(runs[name], device, _BURST, bursts=3) * 1e6)
-    base = statistics.median(found["step"])
-
-    def beyond(name: str, number: int) -> float:
-        """Microseconds beyond the plain graph, brought round by round to the speed of the step's median."""
-        rows = zip(found[name], found["plain"], found["step"], strict=True)
-        return max(0.0, statistics.median([(more - plain) / own for more, plain, own in rows]) * base / max(1, number))
-
-    return HostCosts(base, beyond("with calls", copies), beyond("longer", kernels["longer"] - kernels["plain"]))
-
-
-def _compiled(
-    name: str, longer: bool, function: Callable[..., Any] | None, given: list[Call], inputs: tuple[Any, ...]
-) -> tuple[Callable[[], Any], int]:
-    counted: list[Any] = []
-
-    def count(nodes: list[Any]) -> list[Any]:
-        counted.extend(n for n in nodes if not _compat.node_is_nothing(n))
-        return nodes
-
-    def graph(x: torch.Tensor, weight: torch.Tensor, arguments: list[Any]) -> Any:
-        results = []
-        for place in range(_STAGES):
-            x = torch.mm(x, weight)
-            x = x / (1.0 + x.abs().sum(dim=0, keepdim=True))
-            if longer:
-                x = x / (1.0 + x.abs().sum(dim=1, keepdim=True))
-            if function is not None and place < len(arguments):
-                results.append(function(*arguments[place][0], **arguments[place][1]))
-        return x, results
-
-    compiled = torch.compile(own_code(graph, f"host_costs_{name.replace(' ', '_')}"), dynamic=False)  # type: ignore[arg-type]
-    arguments = [(c.args, c.kwargs) for c in given]
-    with _compat.patched(_compat.scheduler_hook(count)):
-        compiled(*inputs, arguments)
-    for _ in range(2):
-        compiled(*inputs, arguments)
-    return lambda: compiled(*inputs, arguments), len(counted)
+        given = call.copy() if call is not None else None
+        for tensor in tensors_in((given.args, given.kwargs)) if given is not None else ():
+            tensor.requires_grad_(False)
+        arguments = (given.args, given.kwargs) if given is not None else ((), {})
+        torch.compile(own, backend=backend, dynamic=False)(*square, *arguments)
+        made, inputs = kept
+        for _ in range(3):
+            made(*inputs)
+    return lambda: made(*inputs)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opgraft.diagnostics.measure import _compat, clock, statistics
+from opgraft.diagnostics.measure import clock, statistics
 from opgraft.diagnostics.measure.breakdown import outermost
 from opgraft.diagnostics.measure.calls import Call
 from opgraft.diagnostics.measure.environment import last_level_cache_bytes
@@ -180,23 +180,6 @@ def host_us(function: Callable[..., Any], call: Call, device: torch.device, trai
     for _ in range(3):
         turn()
     return clock.enqueue_seconds(turn, device) * 1e6
-
-
-def compiled_call_us(function: Callable[..., Any], call: Call, device: torch.device) -> float:
-    """Host microseconds of a call as compiled code makes it: gradients are off, layouts of results are checked."""
-    check = _compat.layout_check()
-    with torch.no_grad():
-        outputs = tensors_in(function(*call.args, **call.kwargs))
-        layouts = [(tuple(t.size()), t.stride()) for t in outputs]
-
-        def turn() -> None:
-            result = function(*call.args, **call.kwargs)
-            for tensor, (size, stride) in zip((result,) if len(layouts) == 1 else result, layouts, strict=False):
-                check(tensor, size, stride)
-
-        for _ in range(3):
-            turn()
-        return clock.enqueue_seconds(turn, device) * 1e6
 
 
 def copy_bandwidth(device: torch.device) -> float:

@@ -4,7 +4,7 @@ The GPU's own time and the host's are foretold apart, and the step takes the lon
 
     device(op) = device(compiler) + [A(op) - A(reference)] + price(generated kernels of op) - price(those of compiler)
                  + price(those of the reference) + gap * kernels added
-    host(op)   = host(compiler) + calls * host time of a call + other launches added * host time of a launch
+    host(op)   = host(compiler) + sum over calls of their host time + other launches added * host time of a launch
 
 A price is what a kernel takes that only moves as many bytes. On a CPU nothing hides anything, and the two are a sum.
 It explains and it warns early; it concludes nothing. The measured step stands beside it wherever both are known.
@@ -56,13 +56,22 @@ def step_us(baseline_us: float, base: ArmFacts, own: ArmFacts, facts: FactsReadi
         host = base.host_share * baseline_us
     # What a CUDA graph replays costs the host nothing a kernel.
     by_hand = min(1.0, max(0.0, base.launches - base.replays) / seen) if base.launches else 1.0
-    calls = own.count("op")
     # Host times were taken beside the base's own: where the host was slower meanwhile, so was all of it.
     speed = host / facts.host_us_of_step if facts.host_us_of_step else 1.0
-    calling = calls * facts.host_us_per_call + max(0.0, added - calls) * facts.host_us_per_launch
-    more_host = calling * by_hand * speed
+    calling = calls_us(own, facts)
+    launching = max(0.0, added - own.count("op")) * facts.host_us_per_launch
+    more_host = (calling + launching) * by_hand * speed
     # The base's own two times say how its step comes about; what else is in it stays as it is.
     return baseline_us + max(device + more_device, host + more_host) - max(device, host)
+
+
+def calls_us(own: ArmFacts, facts: FactsReading) -> float:
+    """Host time of the ops that the arm's graphs call, backward ops included; one without a price at the mean."""
+    known = facts.host_us_of_calls
+    if not known:
+        return 0.0
+    mean = sum(known.values()) / len(known)
+    return sum(known.get(n.name, mean) * own.executions(n.graph) for n in own.nodes if n.kind == "op")
 
 
 def fusion_us(own: ArmFacts, base: ArmFacts, facts: FactsReading) -> float:
