@@ -117,7 +117,8 @@ class _Dispatched(TorchDispatchMode):
 
 def dispatched(turn: Callable[[], Any]) -> dict[str, tuple[torch._ops.OpOverload, Call]]:
     """The custom ops that ``turn`` runs, those of its backward included, by name, each with its first call."""
-    with _Dispatched() as mode:
+    mode = _Dispatched()
+    with mode:
         turn()
     return mode.found
 

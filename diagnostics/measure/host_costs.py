@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from opgraft.diagnostics.measure import _compat, clock, statistics
@@ -89,9 +90,13 @@ def measure(
             step()
             visit()
         clock.synchronize(device)
-    middle = {name: float(statistics.location(times)) for name, times in found.items()}
+    middle = {name: _centre(times) for name, times in found.items()}
     beyond = {name: max(0.0, us - middle[_PLAIN]) for name, us in middle.items()}
-    return HostCosts(float(statistics.location(steps)), {n: beyond[n] for n in calls}, beyond[_LONGER], inside)
+    return HostCosts(_centre(steps), {n: beyond[n] for n in calls}, beyond[_LONGER], inside)
+
+
+def _centre(values: list[float]) -> float:
+    return float(statistics.location(np.asarray(values)))
 
 
 def compiled(more: Callable[..., Any] | str | None, call: Call | None, square: list[torch.Tensor]) -> Callable[[], Any]:
