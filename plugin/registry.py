@@ -48,6 +48,8 @@ class OpSpec:
         dtypes: the floating dtypes that the op takes.
         backward: the overload that computes the gradient, where there is one.
         surrogate: the gradient is deliberately not that of the reference (then it is not compared).
+        derived: names of arguments that follow from the others, such as what a forward kept of its rows: they are no
+            free inputs, and values and gradients are judged only where they fit.
         large: ``large(device, dtype)`` gives a call over more than 2^31 elements, and a check of its result.
         owner: the distribution that ships the op.
     """
@@ -60,6 +62,7 @@ class OpSpec:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     backward: OpOverload | None = None
     surrogate: bool = False
+    derived: tuple[str, ...] = ()
     large: Callable[[torch.device, torch.dtype], tuple[Sample, Callable[[Any], None]]] | None = None
     owner: str = "unknown"
 
@@ -115,6 +118,14 @@ def resolve(name: str) -> OpOverload:
     return found
 
 
+def _arguments(op: OpOverload, names: Sequence[str]) -> tuple[str, ...]:
+    known = {argument.name for argument in op._schema.arguments}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"describe: {qualified_name(op)} has no argument {unknown[0]!r}: it has {', '.join(known)}")
+    return tuple(names)
+
+
 def describe(
     op: OpOverload | str,
     reference: Callable[..., Any],
@@ -124,6 +135,7 @@ def describe(
     dtypes: tuple[torch.dtype, ...] | None = None,
     backward: OpOverload | None = None,
     surrogate: bool = False,
+    derived: Sequence[str] = (),
     owner: str = "unknown",
 ) -> OpSpec:
     """Gives a third-party op a record, so that doctor, compare, benchmarks and choice serve it like our own.
@@ -134,6 +146,7 @@ def describe(
         samples: calls to start from: a function of device and dtype, or a plain list.
         cost: ideal bytes and FLOPs of a call; where it is left out, inputs and outputs are counted once each.
         surrogate: the op's gradient is meant to differ from the reference's.
+        derived: names of arguments that follow from the others and cannot be chosen freely.
 
     Returns:
         The record, which is also in the table now.
@@ -162,6 +175,7 @@ def describe(
             dtypes=dtypes or OpSpec.dtypes,
             backward=backward,
             surrogate=surrogate,
+            derived=_arguments(overload, derived),
             owner=owner,
         )
     )

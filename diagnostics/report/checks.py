@@ -12,6 +12,12 @@ from rich.text import Text
 from opgraft.diagnostics.model import CheckResult
 
 MARK = {"pass": "pass", "fail": "FAIL", "not-applicable": "n/a", "not-run": "not run"}
+SHORT = {"pass": "✓", "fail": "✗", "not-applicable": "–", "not-run": "?"}
+LEGEND = " · ".join(f"{SHORT[outcome]} {words}" for outcome, words in MARK.items())
+# What rich puts between two columns.
+GAP = 2
+# With more ops than this the page has one row an op as well.
+MOST_COLUMNS = 6
 STYLE = {"pass": "green", "fail": "bold red", "not-applicable": "dim", "not-run": "yellow"}
 
 
@@ -30,10 +36,22 @@ def by_check(checks: Iterable[CheckResult]) -> tuple[list[str], list[str], dict[
 
 
 def print_checks(checks: Sequence[CheckResult], console: Console) -> None:
-    """One row a check, one column an op; with a single op a column says why."""
+    """One row a check and one column an op, where that fits the width; else one row an op. With a single op a column
+    says why."""
     if not checks:
         return
     ops, names, cells = by_check(checks)
+    width = max(map(len, names)) + sum(GAP + max(len(op), len(MARK["not-run"])) for op in ops)
+    if len(ops) > 1 and width > console.width:
+        console.print(_ops_as_rows(ops, checks))
+    else:
+        console.print(_checks_as_rows(ops, names, cells))
+    if len(ops) > 1:
+        for reason, where in _reasons(checks).items():
+            console.print(Text(f"{where}: {reason}", style="dim"))
+
+
+def _checks_as_rows(ops: list[str], names: list[str], cells: dict[tuple[str, str], CheckResult]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("check")
     for op in ops:
@@ -49,10 +67,23 @@ def print_checks(checks: Sequence[CheckResult], console: Console) -> None:
             cell = cells[ops[0], name]
             row.append(Text(cell.detail if cell.outcome != "fail" else "", style="dim"))
         table.add_row(*row)
-    console.print(table)
-    if len(ops) > 1:
-        for reason, where in _reasons(checks).items():
-            console.print(Text(f"{where}: {reason}", style="dim"))
+    return table
+
+
+def _ops_as_rows(ops: list[str], checks: Sequence[CheckResult]) -> Table:
+    """How many checks had which outcome, and the names of those that failed."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("op", overflow="fold")
+    for outcome in ("pass", "not-applicable", "not-run"):
+        table.add_column(MARK[outcome], justify="right")
+    table.add_column("failed", overflow="fold")
+    for op in ops:
+        mine = [result for result in checks if result.op == op]
+        counts = {outcome: sum(result.outcome == outcome for result in mine) for outcome in MARK}
+        failed = ", ".join(result.check for result in mine if result.outcome == "fail")
+        row = [Text(str(counts[outcome]), style=STYLE[outcome]) for outcome in ("pass", "not-applicable", "not-run")]
+        table.add_row(Text(op), *row, Text(failed, style=STYLE["fail"]))
+    return table
 
 
 def _reasons(checks: Iterable[CheckResult]) -> dict[str, str]:
@@ -73,16 +104,22 @@ def checks_html(checks: Sequence[CheckResult]) -> str:
     if not checks:
         return ""
     ops, names, cells = by_check(checks)
-    head = "".join(f"<th scope='col'>{html.escape(op)}</th>" for op in ops)
+    rows_are_ops = len(ops) > MOST_COLUMNS
+    across, down = (names, ops) if rows_are_ops else (ops, names)
+    head = "".join(f"<th scope='col'><span>{html.escape(name)}</span></th>" for name in across)
     rows = []
-    for name in names:
+    for name in down:
         row = []
-        for op in ops:
-            cell = cells.get((op, name))
+        for other in across:
+            cell = cells.get((name, other) if rows_are_ops else (other, name))
             if cell is None:
                 row.append("<td></td>")
             else:
-                title = html.escape(cell.detail, quote=True)
-                row.append(f"<td class='check-{cell.outcome}' title='{title}'>{MARK[cell.outcome]}</td>")
+                title = html.escape(f"{cell.check}: {cell.detail}" if cell.detail else cell.check, quote=True)
+                mark = SHORT[cell.outcome] if rows_are_ops else MARK[cell.outcome]
+                row.append(f"<td class='check-{cell.outcome}' title='{title}'>{mark}</td>")
         rows.append(f"<tr><th scope='row'>{html.escape(name)}</th>{''.join(row)}</tr>")
-    return f"<table class='checks'><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    kind = "checks tall" if rows_are_ops else "checks"
+    legend = f"<p class='dim'>{LEGEND}</p>" if rows_are_ops else ""
+    body = f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    return f"{legend}<table class='{kind}'>{body}</table>"

@@ -161,7 +161,14 @@ shard(backward_op, row_rule(_BACKWARD_KINDS, ("rows",)))
 shard(with_gradient_op, row_rule(("rows", "rows", "whole", *FLAGS), ("loss", "rows", "statistics", "rows")))
 
 BACKWARD_SPEC = register(
-    OpSpec(backward_op, reference_backward, samples=backward_samples, cost=backward_cost, owner="opgraft")
+    OpSpec(
+        backward_op,
+        reference_backward,
+        samples=backward_samples,
+        derived=("statistics",),
+        cost=backward_cost,
+        owner="opgraft",
+    )
 )
 WITH_GRADIENT_SPEC = register(
     OpSpec(with_gradient_op, reference_with_gradient, samples=samples, cost=with_gradient_cost, owner="opgraft")

@@ -252,7 +252,7 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
                 notes.results[notes.check] = CheckResult(op=op, check=notes.check, outcome="not-run", detail=why[0])
                 continue
             reason = (ending.detail.strip().splitlines() or [ending.sentence])[-1]
-            if notes.change == "start":
+            if notes.change == "start" and ending.how != "timeout":
                 reason = f"the device did not come up: {reason}"
             break
         avoid = avoid | {notes.key}

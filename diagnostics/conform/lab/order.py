@@ -32,6 +32,11 @@ CHECKS: tuple[str, ...] = (
     "double_backward",
     "autocast",
     "dropped_effect",
+    "wrong_stream",
+    "hidden_sync",
+    "unchecked_launch",
+    "wrong_device",
+    "cudagraph_skip",
     "opcheck",
     "vmap",
     "sharding",
@@ -42,11 +47,6 @@ CHECKS: tuple[str, ...] = (
     "cache_bypass",
     "layout_copy",
     "functional_copy",
-    "wrong_stream",
-    "hidden_sync",
-    "unchecked_launch",
-    "wrong_device",
-    "cudagraph_skip",
     "aotinductor",
 )
 # What costs a compile, or asks about more than one call needs: left out for calls that were met in a run.
