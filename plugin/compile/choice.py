@@ -14,15 +14,15 @@ import torch
 
 from opgraft.compile import identity, measure, reference, stretch, timing
 from opgraft.compile.agree import Agreement
+from opgraft.compile.change import Change, make_all, rehearsed
 from opgraft.compile.find import find_sites
 from opgraft.compile.fusible import Fusibility
 from opgraft.compile.metadata import facts_of, value_of
 from opgraft.compile.neighbourhood import Neighbourhood, around, digest
-from opgraft.compile.rewrite import put_kernel
 from opgraft.compile.scope import Scope, scopes
 from opgraft.compile.site import COMPILER, KERNEL, Decision, Site, SiteReport, SiteWarning
 from opgraft.compile.store import Store, architecture, torch_minor
-from opgraft.compile.stretch import Change, Stretch
+from opgraft.compile.stretch import Stretch
 from opgraft.registry import OpSpec
 
 MEASURED = "measured"
@@ -69,6 +69,11 @@ class _Case:
         return self.surroundings.inputs[0][1].device.type
 
     @property
+    def change(self) -> Change:
+        """What differs from the graph as given: the kernel in place of an idiom, or the reference in place of an op."""
+        return Change(self.site, None if _is_idiom(self) else self.inlined, self.autocast)
+
+    @property
     def autocast(self) -> str:
         fact = facts_of(self.site.root) or next((f for a in self.site.args if (f := facts_of(a))), None)
         kind = fact.device.type if fact is not None else "cpu"
@@ -106,12 +111,16 @@ class Chooser:
 
     def apply(self, graph: torch.fx.Graph) -> list[SiteReport]:
         """Decides for every site of ``graph`` and rewrites it; what cannot be rewritten stays as it was."""
+        decided = self.decide(graph)
+        wanted = {case.site: change for case, decision in decided if (change := _change(case, decision)) is not None}
+        sound, failed = rehearsed(graph, list(wanted.values()))
+        make_all(sound)
         reports = []
-        for case, decision in self.decide(graph):
-            try:
-                decision = self._place(case, decision)
-            except Exception as error:
-                self._warn(case.site, f"cannot be rewritten ({type(error).__name__}: {error})")
+        for case, decision in decided:
+            error = failed.get(wanted[case.site]) if case.site in wanted else None
+            if error is not None:
+                decision = _left(case, f"it cannot be rewritten ({type(error).__name__}: {_first_line(error)})")
+                self._warn(case.site, decision.why)
             reports.append(_report(case, decision))
         self._tell(reports)
         return reports
@@ -159,7 +168,7 @@ class Chooser:
             return decided
         for group in _GROUPS:
             waiting = [(case, d) for case, d in decided if d.measured and (_is_idiom(case), d.choice) == group]
-            changes = [Change(c.site, None if _is_idiom(c) else c.inlined, c.autocast) for c, _ in waiting]
+            changes = [c.change for c, _ in waiting]
             for case, decision in waiting:
                 if case.key in self._stood:
                     continue
@@ -203,21 +212,10 @@ class Chooser:
 
         return self._agreement.settle(key, lambda: self._known_or(measured, case.site, case.device, key, about))
 
-    def _place(self, case: _Case, decision: Decision) -> Decision:
-        site = case.site
-        if site.idiom:
-            if decision.choice == KERNEL:
-                put_kernel(site)
-        elif decision.choice == COMPILER:
-            if case.inlined is None:
-                return Decision(KERNEL, f"left as called: {case.obstacle}")
-            reference.put_in_place(site, reference.inline(site, case.inlined, case.autocast))
-        return decision
-
     def _decide(self, case: _Case) -> Decision:
         site = case.site
         if case.obstacle:
-            return Decision(KERNEL, f"left as called: {case.obstacle}")
+            return _left(case, case.obstacle)
         if self.choose == COMPILER:
             return Decision(COMPILER, 'choose="compiler"')
         if case.surroundings is None:
@@ -279,7 +277,7 @@ class Chooser:
         return decision
 
     def _warn(self, site: Site, why: str) -> None:
-        message = f"opgraft: {site}: {why}; the compiler's code is used there"
+        message = f"opgraft: {site}: {why}"
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message, SiteWarning, stacklevel=2)
@@ -289,8 +287,23 @@ _FAILED = "the kernel failed"
 
 
 def _failure(error: Exception) -> Decision:
-    first = (str(error).splitlines() or [""])[0][:300]
-    return Decision(COMPILER, f"{_FAILED} ({type(error).__name__}: {first})")
+    return Decision(COMPILER, f"{_FAILED} ({type(error).__name__}: {_first_line(error)}): the compiler's code is used")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:300]
+
+
+def _change(case: _Case, decision: Decision) -> Change | None:
+    """What a decision changes in the graph; None where the site stays as it is."""
+    return case.change if decision.choice != (COMPILER if _is_idiom(case) else KERNEL) else None
+
+
+def _left(case: _Case, why: str) -> Decision:
+    """A site that stays as the model has it."""
+    if _is_idiom(case):
+        return Decision(COMPILER, f"left to the compiler: {why}")
+    return Decision(KERNEL, f"left as called: {why}")
 
 
 def _case(site: Site, scope_of: dict[torch.fx.Node, Scope], fusible: Fusibility, traced: dict[Any, Any]) -> _Case:

@@ -98,7 +98,7 @@ class Neighbourhood:
             if spec is not None and not (kernel and node is self.site.root and not self.site.idiom):
                 table[node].target = _as_target(spec)
         if kernel and self.site.idiom:
-            put_kernel(moved(self.site, table))
+            put_kernel(self.site.moved(table))
         graph.lint()
         return torch.fx.GraphModule({}, graph)
 
@@ -171,13 +171,6 @@ def _as_target(spec: registry.OpSpec) -> Callable[..., Any]:
     return target
 
 
-def moved(site: Site, table: dict[torch.fx.Node, Any]) -> Site:
-    args = torch.fx.map_arg(site.args, table.__getitem__)
-    nodes = tuple(table[node] for node in site.nodes)
-    outputs = tuple(table[node] for node in site.outputs)
-    return Site(site.spec, table[site.root], nodes, args, site.kwargs, site.idiom, outputs, site.write)
-
-
 def around(
     site: Site, scopes: dict[torch.fx.Node, Scope], fusible: Callable[[torch.fx.Node], bool]
 ) -> Neighbourhood | None:
@@ -185,7 +178,9 @@ def around(
     graph = site.root.graph
     order = {node: i for i, node in enumerate(graph.nodes)}
     scope = scopes[site.root]
-    inside = set(site.nodes)
+    inside = {*site.nodes, *site.way_in}
+    if any(scopes[node] != scope for node in inside):
+        return None
 
     def admits(node: torch.fx.Node) -> bool:
         if len(inside) >= _MOST_NODES or scopes[node] != scope or not _measurable(node):

@@ -16,7 +16,6 @@ def put_kernel(site: Site) -> None:
     assert site.write is not None
     graph = site.root.graph
     outputs = site.outputs or (site.root,)
-    first = next(node for node in graph.nodes if node in outputs)
     meta = copied_meta(site.root)
 
     def emit(target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
@@ -25,7 +24,7 @@ def put_kernel(site: Site) -> None:
         node.meta = dict(meta)
         return node
 
-    with graph.inserting_before(first):
+    with graph.inserting_before(site.first):
         found = site.write(emit, *site.args)
     for old, new in zip(outputs, found, strict=True):
         if value_of(old) is not None:

@@ -17,6 +17,8 @@ from opgraft.registry import OpSpec
 KERNEL = "kernel"
 COMPILER = "compiler"
 
+_LONGEST_WAY_IN = 6  # casts and views in a row
+
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE)
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
@@ -71,7 +73,7 @@ def place_of(node: torch.fx.Node) -> Place:
     return Place(inner["path"], line, inner["function"], linecache.getline(inner["path"], line).strip())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Site:
     """One place in one graph where an op could serve: a call of the op, or an idiom of plain torch.
 
@@ -97,6 +99,38 @@ class Site:
     @property
     def place(self) -> Place:
         return place_of(self.root)
+
+    @property
+    def first(self) -> torch.fx.Node:
+        """The node in front of which the op stands, or what stands for it: the first whose value it gives."""
+        return min(self.outputs or (self.root,))
+
+    @property
+    def way_in(self) -> frozenset[torch.fx.Node]:
+        """Casts and views between an idiom and its arguments that others read too, so that they are not part of it."""
+        own, ends = set(self.nodes), {a for a in self.args if isinstance(a, torch.fx.Node)}
+        found: set[torch.fx.Node] = set()
+        for read in {read for node in self.nodes for read in node.all_input_nodes} - own - ends:
+            path, source = [read], read.args[0] if read.args else None
+            while isinstance(source, torch.fx.Node) and source not in ends and len(path) < _LONGEST_WAY_IN:
+                path.append(source)
+                source = source.args[0] if source.args else None
+            if source in ends:
+                found.update(path)
+        return frozenset(found)
+
+    def moved(self, table: dict[torch.fx.Node, Any]) -> Site:
+        """The same site in a copy of the graph; ``table`` has the copy of every node."""
+        return Site(
+            spec=self.spec,
+            root=table[self.root],
+            nodes=tuple(table[node] for node in self.nodes),
+            args=torch.fx.map_arg(self.args, table.__getitem__),
+            kwargs=torch.fx.map_arg(dict(self.kwargs), table.__getitem__),
+            idiom=self.idiom,
+            outputs=tuple(table[node] for node in self.outputs),
+            write=self.write,
+        )
 
     def __str__(self) -> str:
         what = f"{self.idiom} ({self.spec.name})" if self.idiom else self.spec.name

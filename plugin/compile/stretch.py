@@ -14,30 +14,14 @@ from typing import Any
 import torch
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
-from opgraft.compile import reference
+from opgraft.compile.change import Change, make_all
 from opgraft.compile.metadata import facts, value_of
 from opgraft.compile.mutation import writes
-from opgraft.compile.neighbourhood import border, moved, spelled_nodes
-from opgraft.compile.rewrite import put_kernel
+from opgraft.compile.neighbourhood import border, spelled_nodes
 from opgraft.compile.scope import Scope
 from opgraft.compile.site import Site, TensorFacts
 
 MOST_NODES = 96
-
-
-@dataclass(frozen=True)
-class Change:
-    """What was chosen at one site: the kernel in place of an idiom, or the traced reference in place of an op."""
-
-    site: Site
-    inlined: torch.fx.GraphModule | None = None
-    autocast: str = ""
-
-    def apply(self, site: Site) -> None:
-        if self.inlined is None:
-            put_kernel(site)
-        else:
-            reference.put_in_place(site, reference.inline(site, self.inlined, self.autocast))
 
 
 @dataclass(frozen=True)
@@ -82,8 +66,7 @@ class Stretch:
             graph.call_function(_exit_autocast, (region,))
         graph.output(tuple(table[node] for node in self.outputs))
         if chosen:
-            for change in self.changes:
-                change.apply(moved(change.site, table))
+            make_all([change.moved(table) for change in self.changes])
         graph.lint()
         return torch.fx.GraphModule({}, graph)
 
@@ -98,7 +81,8 @@ def around(site: Site, changes: Sequence[Change], scopes: dict[torch.fx.Node, Sc
     scope = scopes[site.root]
     everything = list(site.root.graph.nodes)
     order = {node: i for i, node in enumerate(everything)}
-    low, high = order[site.nodes[0]], order[site.nodes[-1]] + 1
+    places = [order[node] for node in (*site.nodes, *site.way_in)]
+    low, high = min(places), max(places) + 1
     if not all(_can_run(node, scopes, scope) for node in everything[low:high]):
         return None
     open_below, open_above = True, True
@@ -114,7 +98,7 @@ def around(site: Site, changes: Sequence[Change], scopes: dict[torch.fx.Node, Sc
     found = border(nodes)
     if found is None:
         return None
-    within = tuple(change for change in changes if inside.issuperset(change.site.nodes))
+    within = tuple(c for c in changes if inside.issuperset((*c.site.nodes, *c.site.way_in)))
     return Stretch(within, nodes, found.inputs, found.sizes, found.outputs, scope)
 
 
