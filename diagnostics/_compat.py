@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -235,6 +236,16 @@ def quiet_compiler() -> None:
         inductor.compile_threads = 1
 
 
+def compiled_in_eager() -> AbstractContextManager[Any]:
+    """In force, functions that torch.compile made run as they were written; nothing where the compiler is not loaded,
+    or has no stance."""
+    stance = getattr(loaded("torch.compiler"), "set_stance", None)
+    if stance is None or loaded("torch._dynamo") is None:
+        return nullcontext()
+    context: AbstractContextManager[Any] = stance("force_eager")
+    return context
+
+
 def leave_alone(codes: list[CodeType]) -> bool:
     """Tells Dynamo's frame hook to run these code objects as they are; False where this torch offers no way."""
     module = loaded("torch._C._dynamo.eval_frame")
@@ -276,3 +287,21 @@ def registered_ops() -> list[str]:
     import torch
 
     return [str(name) for name in torch._C._dispatch_get_all_op_names()]
+
+
+def cache_hits() -> int:
+    """How many compiled graphs of this process came out of torch's compile caches."""
+    found = counters()
+    return sum(
+        int(found.get(group, {}).get(name, 0))
+        for group, name in (("inductor", "fxgraph_cache_hit"), ("aot_autograd", "autograd_cache_hit"))
+    )
+
+
+def tracing() -> Any:
+    """A context in which a backend may be called as Dynamo calls it: torch looks into its caches there alone."""
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import os
 import sys
 import tempfile
@@ -40,14 +41,16 @@ class Shown:
 
 def explain_program(
     script: str | None,
-    module: str | None,
     arguments: list[str],
     outputs: Outputs,
     shown: Shown,
+    *,
+    module: bool = False,
     check_ops: bool = True,
 ) -> int:
-    """Runs, diagnoses, reports; returns the program's exit code (2 for a target that cannot be run)."""
-    target = find_target(script, module, arguments)
+    """Runs, diagnoses, reports; returns the program's exit code. That is 2 where the target cannot be run, and where
+    the program went well and a file that was asked for could not be written."""
+    target = find_target(script, arguments, module)
     if isinstance(target, str):
         print(f"opgraft explain: {target}", file=sys.stderr)
         return 2
@@ -64,25 +67,29 @@ def explain_program(
             report = msgspec.structs.replace(report, run=msgspec.structs.replace(report.run, advice=advice(target)))
         if recording is not None:
             report = _with_checks(report, recording)
-        if outputs.events is not None:
-            _copy(events, outputs.events)
+        kept = outputs.events is None or _copy(events, outputs.events)
     written = write_outputs(report, outputs)
     if not shown.quiet:
         _show(report, shown, written)
-    return run.exit_code
+    wanted = sum(path is not None for path in (outputs.json, outputs.html, outputs.sarif, outputs.markdown))
+    return run.exit_code or (0 if kept and len(written) == wanted else 2)
 
 
-def find_target(script: str | None, module: str | None, arguments: list[str]) -> Target | str:
-    """What to run, or a sentence that says why it cannot be."""
-    if module is not None:
-        return Target("module", module, tuple(arguments))
-    if script is None:
-        return "give a script to run: opgraft explain SCRIPT [ARGS...]"
+def find_target(script: str | None, arguments: list[str], module: bool = False) -> Target | str:
+    """What to run, or a sentence that says why it cannot be. ``script`` names a module where ``module`` says so."""
+    if not script:
+        return f"give a {'module' if module else 'script'} to run: opgraft explain SCRIPT [ARGS...], or -m MODULE"
+    if module:
+        if not _importable(script.partition(".")[0]):
+            return f"there is no module {script}"
+        return Target("module", script, tuple(arguments))
     path, colon, name = script.rpartition(":")
     if colon and path.endswith(".py") and name.isidentifier():
         if not os.path.isfile(path):
             return f"there is no file {path}"
         return Target("function", script, tuple(arguments))
+    if script.startswith("-") and not os.path.exists(script):
+        return f"there is no option {script}; what is meant for the script comes after it"
     if not os.path.exists(script):
         return f"there is no file {script}"
     if os.path.isdir(script):
@@ -93,11 +100,24 @@ def find_target(script: str | None, module: str | None, arguments: list[str]) ->
     return Target("script", script, tuple(arguments))
 
 
+def _importable(name: str) -> bool:
+    """Is there a module or package of this name where ``python -m`` would look? Nothing is imported."""
+    if name in sys.builtin_module_names:
+        return True
+    return importlib.machinery.PathFinder.find_spec(name, [os.getcwd(), *sys.path]) is not None
+
+
 def unwritable(outputs: Outputs) -> str:
     """A sentence about the first output that cannot be written, before anything runs; "" if all can."""
     for path in (outputs.json, outputs.html, outputs.sarif, outputs.markdown, outputs.events):
-        if path is not None and not os.access(path.absolute().parent, os.W_OK):
-            return f"cannot write {path}: its folder does not exist or may not be written to"
+        if path is None:
+            continue
+        if path.is_dir():
+            return f"cannot write {path}: it is a folder"
+        if not path.absolute().parent.is_dir():
+            return f"cannot write {path}: there is no folder {path.parent}"
+        if not os.access(path.absolute().parent, os.W_OK):
+            return f"cannot write {path}: its folder may not be written to"
     return ""
 
 
@@ -153,13 +173,16 @@ def _with_checks(report: Report, recording: Path) -> Report:
     return merge(report, *found)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path) -> bool:
+    """True where the copy was written."""
     from opgraft.diagnostics.report.files import write_atomically
 
     try:
         write_atomically(target, source.read_bytes() if source.exists() else b"")
     except OSError as error:
         print(f"opgraft explain: cannot write {target}: {error.strerror}", file=sys.stderr)
+        return False
+    return True
 
 
 def _show(report: Report, shown: Shown, written: list[Path]) -> None:

@@ -17,7 +17,9 @@ def advice(target: Target) -> str:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return ""
+    decorators = [found for node in ast.walk(tree) for found in getattr(node, "decorator_list", ())]
     compiles = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and is_compile(node.func)]
+    compiles += [found for found in decorators if is_compile(found)]
     for statement in ast.walk(tree):
         if (
             isinstance(statement, ast.Expr)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib.machinery
 import io
 import os
 import runpy
@@ -10,13 +12,15 @@ import sys
 import traceback
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from opgraft.diagnostics.collect.events import Raised
 from opgraft.diagnostics.collect.place import from_summaries
 from opgraft.diagnostics.collect.recorder import Recorder
 
 REPEATS = 5
+_RUNNERS = (runpy.__file__, "<frozen runpy>", "<frozen importlib")
+"""What lies between this file and the program in a traceback."""
 
 
 def run(kind: str, target: str, arguments: list[str], recorder: Recorder, ended: dict[str, Any]) -> None:
@@ -41,8 +45,16 @@ def run(kind: str, target: str, arguments: list[str], recorder: Recorder, ended:
 def _script(path: str, arguments: list[str]) -> None:
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    # As python does, from here on by the absolute path: the program may change its folder.
+    path = os.path.join(os.getcwd(), path)
     main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=path, __builtins__=__builtins__, __spec__=None, __loader__=None, __cached__=None)
+    main.__dict__.update(
+        __file__=path,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+        __annotations__={},
+        __builtins__=builtins,
+        __cached__=None,
+    )
     with io.open_code(path) as source:
         code = compile(source.read(), path, "exec", dont_inherit=True)
     sys.modules["__main__"] = main
@@ -52,7 +64,12 @@ def _script(path: str, arguments: list[str]) -> None:
 def _module(name: str, arguments: list[str]) -> None:
     sys.argv = [name, *arguments]
     sys.path.insert(0, os.getcwd())
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except ImportError as error:
+        if traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_RUNNERS[:2]):
+            _refuse(str(error))
+        raise
 
 
 def _function(target: str, arguments: list[str]) -> None:
@@ -65,13 +82,13 @@ def _function(target: str, arguments: list[str]) -> None:
 
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:
-        raise SystemExit(f"opgraft explain: {path} is not a Python file")
+        _refuse(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
-        raise SystemExit(f"opgraft explain: {path} has no function {name!r}")
+        _refuse(f"{path} has no function {name}")
     built = function()
     if isinstance(built, tuple) and len(built) == 2 and callable(built[0]):
         import torch
@@ -80,6 +97,12 @@ def _function(target: str, arguments: list[str]) -> None:
         compiled = torch.compile(model)
         for _ in range(REPEATS):
             compiled(*inputs) if isinstance(inputs, (tuple, list)) else compiled(inputs)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    """Ends as a command does that cannot run its target."""
+    print(f"opgraft explain: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def _code(leaving: SystemExit) -> int:
@@ -97,9 +120,7 @@ def _raised(error: BaseException, recorder: Recorder, own: int) -> None:
     """Writes the event, and prints the traceback without the frames of this package at its head."""
     frames = error.__traceback__
     here = os.path.dirname(os.path.abspath(__file__))
-    while frames is not None and (
-        frames.tb_frame.f_code.co_filename.startswith(here) or "runpy" in frames.tb_frame.f_code.co_filename
-    ):
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith((here, *_RUNNERS)):
         frames = frames.tb_next
     error.__traceback__ = frames
     stack = from_summaries(traceback.extract_tb(frames))

@@ -16,8 +16,8 @@ def register(app: typer.Typer) -> None:
 
 def explain(
     context: typer.Context,
-    target: str | None = typer.Argument(None, metavar="SCRIPT", help="a script, or FILE.py:function"),
-    module: str | None = typer.Option(None, "-m", metavar="MODULE", help="run a module, as python -m does"),
+    target: str | None = typer.Argument(None, metavar="SCRIPT", help="a script, or FILE.py:function; with -m a module"),
+    module: bool = typer.Option(False, "-m", help="run the module of this name, as python -m does"),
     json: Path | None = typer.Option(None, "--json", metavar="FILE", help="write the report as JSON"),
     html: Path | None = typer.Option(None, "--html", metavar="FILE", help="write the report as one HTML page"),
     sarif: Path | None = typer.Option(None, "--sarif", metavar="FILE", help="write the findings as SARIF 2.1.0"),
@@ -33,16 +33,15 @@ def explain(
 ) -> None:
     """Run SCRIPT as python would, and report what its compiled models break on.
 
-    Arguments after SCRIPT go to it; its exit code is the command's.
+    All that stands after SCRIPT, options too, goes to it; its exit code is the command's.
     """
     from opgraft.diagnostics.collect import explaining, site_list
 
-    arguments = list(context.args)
-    if module is not None and target is not None:
-        arguments.insert(0, target)
     outputs = explaining.Outputs(json=json, html=html, sarif=sarif, markdown=markdown, events=events)
     shown = explaining.Shown(verbose=verbose, notes=notes, quiet=quiet)
     with site_list.listed(sites) as show_sites:
-        code = explaining.explain_program(target, module, arguments, outputs, shown, check_ops=check_ops)
+        code = explaining.explain_program(
+            target, list(context.args), outputs, shown, module=module, check_ops=check_ops
+        )
         show_sites()
     raise typer.Exit(code)

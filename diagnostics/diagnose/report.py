@@ -15,6 +15,7 @@ from opgraft.diagnostics.diagnose import (
     recompile,
     stale_cache,
     timeline,
+    traced_again,
 )
 from opgraft.diagnostics.diagnose.gather import Group, Groups, finding, sort_key
 from opgraft.diagnostics.diagnose.remedies import leave_it
@@ -36,6 +37,7 @@ def diagnose(stream: Iterable[Event], run: Run | None = None) -> Report:
     found = [_priced(story, group, step) for group in groups.groups()]
     found = recompile.conclude(story, found)
     found += stale_cache.conclude(story) + cudagraph_skip.conclude(story) + cache_bypass.conclude(story)
+    found += traced_again.conclude(story, found)
     if not story.op_uses and not any(one.kind in _KERNELS for one in found):
         found = [_without_kernel(one) for one in found]
     findings = tuple(sorted(found, key=sort_key))

@@ -81,7 +81,9 @@ def headline(report: Report) -> Text:
     if run is None and report.checks:
         words.insert(0, f"{count(len({result.op for result in report.checks}), 'op')} examined")
     line = Text(" · ".join(words) or "no run", style="bold")
-    line.append(f"   torch {report.torch or '?'} · {report.device}", style="dim")
+    line.append(
+        f"   {f'torch {report.torch}' if report.torch else 'torch not imported'} · {report.device}", style="dim"
+    )
     return line
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from opgraft.diagnostics import _compat
 from opgraft.diagnostics.conform.lab import arrive, compare, vary
 from opgraft.diagnostics.conform.lab.allocations import FILLING, ZONE, Allocations, guarded_allocations
 from opgraft.diagnostics.conform.lab.case import Case, describe, snippet
@@ -138,7 +139,8 @@ class Bench:
     def fake(self, case: Case) -> FakeResult:
         """The fake at the sizes of this call."""
         self.tell(case, doing="fake")
-        return fake_call(self.op, case)
+        with _compat.compiled_in_eager():
+            return fake_call(self.op, case)
 
     def tell(self, case: Case, doing: str = "") -> None:
         """Announces a call: whatever happens until the next announcement is its doing.
@@ -186,6 +188,8 @@ class Bench:
                 stack.enter_context(torch.set_grad_enabled(grad))
                 if case.autocast:
                     stack.enter_context(torch.autocast(self.device.type, dtype=getattr(torch, case.autocast)))
+                # A body that is compiled itself would be compiled anew in every process of the checks.
+                stack.enter_context(_compat.compiled_in_eager())
                 outputs = (function or self.op)(*args, **kwargs)
                 if self.device.type == "cuda":
                     torch.cuda.synchronize()

@@ -58,26 +58,36 @@ def kinds(report: Any) -> list[str]:
 def test_arguments_exit_code_and_bytes_pass_through(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("value = 5\n")
     (tmp_path / "program.py").write_text(
-        "import sys, other\n"
-        + BROKEN
-        + "step(torch.ones(2))\nprint(sys.argv, __name__, __file__, other.value, flush=True)\n"
+        "import sys, other\n" + BROKEN + "step(torch.ones(2))\nprint(sys.argv, __name__, other.value, flush=True)\n"
         "sys.stdout.buffer.write(bytes(range(256)))\nsys.exit(7)\n"
     )
     done, report = explain("program.py", "-a", "--json", "x", cwd=tmp_path)
     assert done.returncode == 7
-    assert done.stdout == b"['program.py', '-a', '--json', 'x'] __main__ program.py 5\n" + bytes(range(256))
+    assert done.stdout == b"['program.py', '-a', '--json', 'x'] __main__ 5\n" + bytes(range(256))
     assert kinds(report) == ["other-break"]
     assert report["findings"][0]["location"]["line"] == LINE + 1
     assert report["run"]["exit_code"] == 7
+
+
+def test_main_is_what_python_makes_of_it(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, sys, inspect\nos.chdir('/')\n"
+        "print(__file__, sys._getframe().f_code.co_filename, __spec__, type(__loader__), __builtins__, __package__)\n"
+        "print(__annotations__, sys.modules['__main__'], inspect.getsource(lambda: 5), sys.path[0])\n"
+    )
+    bare = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, timeout=60, check=True, text=True
+    )
+    done, _ = explain("program.py", cwd=tmp_path)
+    assert done.stdout.decode() == bare.stdout
 
 
 def test_an_exception_is_told_as_python_tells_it(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(BROKEN + "step(torch.ones(2))\nraise KeyError('gone')\n")
     done, report = explain("program.py", cwd=tmp_path)
     assert done.returncode == 1
-    assert b'Traceback (most recent call last):\n  File "program.py", line 10, in <module>' in done.stderr.replace(
-        str(tmp_path).encode() + b"/", b""
-    )
+    place = f'Traceback (most recent call last):\n  File "{tmp_path}/program.py", line 10, in <module>'
+    assert place.encode() in done.stderr
     assert report["run"]["ended"] == "exception"
     assert kinds(report) == ["other-break"]
 
@@ -159,6 +169,7 @@ def test_ctrl_c_ends_with_the_report(tmp_path: Path) -> None:
             "Line 3 calls torch.compile and throws its result away",
         ),
         ("import torch\nf = torch.compile(len)\n", 0, "Line 2 compiles f, which is never called"),
+        ("import torch\n@torch.compile\ndef f(x):\n    return x\n", 0, "Line 2 has torch.compile, but"),
     ],
 )
 def test_programs_that_compile_nothing(tmp_path: Path, source: str, code: int, words: str) -> None:
@@ -169,20 +180,66 @@ def test_programs_that_compile_nothing(tmp_path: Path, source: str, code: int, w
     assert words in " ".join(done.stderr.decode().split())
 
 
-def test_what_cannot_be_run_gets_one_sentence(tmp_path: Path) -> None:
-    done, report = explain("nowhere.py", cwd=tmp_path)
-    assert (done.returncode, report) == (2, None)
-    assert done.stderr.decode().strip() == "opgraft explain: there is no file nowhere.py"
-    done, _ = explain("--html", "no/such/folder/x.html", "nowhere.py", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere.py"], "there is no file nowhere.py"),
+        (["nowhere.py:build"], "there is no file nowhere.py"),
+        (["folder"], "folder is a folder, not a script"),
+        (["-m", "no_such_module"], "there is no module no_such_module"),
+        (["--nosuch", "fine.py"], "there is no option --nosuch; what is meant for the script comes after it"),
+        ([], "give a script to run: opgraft explain SCRIPT [ARGS...], or -m MODULE"),
+        (["--html", "no/such/x.html", "fine.py"], "cannot write no/such/x.html: there is no folder no/such"),
+        (["--events", "folder", "fine.py"], "cannot write folder: it is a folder"),
+    ],
+)
+def test_what_cannot_be_run_gets_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "fine.py").write_text("print('ran')\n")
+    done, report = explain(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, report) == (2, b"", None)
+    assert done.stderr.decode().strip() == f"opgraft explain: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["fine.py:build"], "opgraft explain: fine.py has no function build"),
+        (["-m", "package"], "opgraft explain: No module named package.__main__"),
+    ],
+)
+def test_a_target_that_turns_out_not_to_run(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "fine.py").write_text("print('ran')\n")
+    done, report = explain(*arguments, cwd=tmp_path)
     assert done.returncode == 2
+    assert done.stderr.decode().startswith(sentence)
+    assert b"Traceback" not in done.stderr
+    assert report["findings"] == []
+
+
+def test_a_report_that_could_not_be_written_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "program.py").write_text("import os\nos.rmdir('gone')\n")
+    done, report = explain("--html", "gone/x.html", "program.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"opgraft explain: cannot write gone/x.html: No such file or directory" in done.stderr
+    assert report["run"]["exit_code"] == 0
+
+
+def test_input_reaches_the_program(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys\nsys.stdout.write(sys.stdin.read())\n")
+    done, _ = explain("program.py", cwd=tmp_path, input=b"typed words")
+    assert (done.returncode, done.stdout) == (0, b"typed words")
 
 
 def test_modules_and_functions(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "__main__.py").write_text(BROKEN + "import sys\nstep(torch.ones(2))\nprint(sys.argv[1:])\n")
-    done, report = explain("-m", "package", "-x", cwd=tmp_path)
-    assert done.stdout == b"['-x']\n"
+    done, report = explain("-m", "package", "-x", "--json", "other.json", cwd=tmp_path)
+    assert done.stdout == b"['-x', '--json', 'other.json']\n"
     assert kinds(report) == ["other-break"]
     (tmp_path / "build.py").write_text(
         BROKEN.replace('@torch.compile(backend="eager")\n', "") + "def build():\n    return step, (torch.ones(2),)\n"
