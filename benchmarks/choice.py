@@ -6,7 +6,8 @@
 Every model is compiled plain, plain again (A/A, the noise floor), with choose="measured", and once for every kind of
 site with that kind alone turned to its other side. All are timed against plain by turns, as whole steps; a ratio is the
 plain compile's time over the arm's. A choice is right where it is the side that the whole model runs faster with, and
-a tie where the two cannot be told apart.
+a tie where the two cannot be told apart. With OMP_NUM_THREADS=1 on a CPU the time is the processor's, not the
+clock's: what other processes take of a shared machine is then left out.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def main() -> None:
     chosen = [n for n in models(given.device) if not given.only or any(word in n for word in given.only)]
     kind = "training" if given.train else "inference"
     mode = given.mode or "default"
-    print(f"torch {torch.__version__}, {architecture(given.device)}, {kind}, mode {mode}", flush=True)
+    print(f"torch {torch.__version__}, {architecture(given.device)}, {kind}, mode {mode}", end="", flush=True)
+    print(", processor time of one thread" if _tick(given) else "", flush=True)
     if given.compile:
         _compile_times(chosen, given.device, given.train)
         return
@@ -154,6 +156,7 @@ def _compare(name: str, given: argparse.Namespace) -> Row:
         samples = timing.until(
             lambda v: v.second_is_faster or v.second_is_slower or v.interval[1] / v.interval[0] < 1.01,
             first, second, seconds=given.seconds, patience=3 * given.seconds, synchronise=synchronise,
+            tick=_tick(given),
         )  # fmt: skip
         return timing.judge(samples), 1e3 * samples.medians[0]
 
@@ -180,6 +183,10 @@ def _compare(name: str, given: argparse.Namespace) -> Row:
             flush=True,
         )
     return Row(name, milliseconds, noise.interval, verdict.ratio, verdict.interval, tuple(kinds))
+
+
+def _tick(given: argparse.Namespace) -> Callable[[], float] | None:
+    return timing.busy if given.device == "cpu" and torch.get_num_threads() == 1 else None
 
 
 def _kinds(

@@ -77,6 +77,28 @@ def expression(size: Any) -> str:
     return str(getattr(getattr(size, "node", None), "expr", size))
 
 
+def is_unbounded(size: Any) -> bool:
+    """True for a size that is a symbol of its own, with no upper end that a user or another guard gave it."""
+    node = getattr(size, "node", None)
+    ranges = getattr(getattr(node, "shape_env", None), "var_to_range", {})
+    found = ranges.get(getattr(node, "expr", None))
+    return found is not None and str(found.upper) in ("int_oo", "oo")
+
+
+def compiles_of_this_frame() -> int:
+    """How often the frame that is being compiled was compiled before; a large number where torch does not say."""
+    context = getattr(torch._guards, "CompileContext", None)
+    found = context.current_compile_id() if context is not None else None
+    count = getattr(found, "frame_compile_id", None)
+    return int(count) if count is not None else 1 << 30
+
+
+def may_recompile() -> bool:
+    """False where the user asked for one graph for all sizes, or forbade a second compile."""
+    config = torch._dynamo.config
+    return bool(getattr(config, "assume_static_by_default", True)) and not getattr(config, "error_on_recompile", False)
+
+
 def fake_mode_of(*values: Any) -> Any:
     """The FakeTensorMode that example values belong to; None where there is none."""
     for value in values:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opgraft.compile import identity, measure, reference, stretch, timing
+from opgraft.compile import identity, measure, reference, span, stretch, timing
 from opgraft.compile.agree import Agreement
 from opgraft.compile.change import Change, make_all, rehearsed
 from opgraft.compile.find import find_sites
@@ -115,6 +115,8 @@ class Chooser:
         wanted = {case.site: change for case, decision in decided if (change := _change(case, decision)) is not None}
         sound, failed = rehearsed(graph, list(wanted.values()))
         make_all(sound)
+        changed = {change.site for change in sound}
+        span.hold(c.surroundings for c, d in decided if d.measured and c.site in changed and c.surroundings is not None)
         reports = []
         for case, decision in decided:
             error = failed.get(wanted[case.site]) if case.site in wanted else None

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 
 from opgraft import _compat
-from opgraft.compile import checking, inputs, timing
-from opgraft.compile.neighbourhood import Neighbourhood, bucket
+from opgraft.compile import checking, inputs, span, timing
+from opgraft.compile.neighbourhood import Neighbourhood
 from opgraft.compile.site import COMPILER, KERNEL, Decision, TensorFacts
 from opgraft.compile.stretch import Stretch
 
@@ -85,7 +86,8 @@ def _told_apart(verdict: timing.Verdict) -> bool:
 
 
 def verify(around: Neighbourhood) -> None:
-    """Runs the kernel's form of the surroundings once, uncompiled, and compares it with float64.
+    """Runs the kernel's form of the surroundings once, uncompiled, compares it with float64, and runs it on fake
+    tensors, as the compile will.
 
     Raises:
         UnmeasurableError: there is nothing to compare with.
@@ -100,6 +102,8 @@ def verify(around: Neighbourhood) -> None:
             raise UnmeasurableError(f"its reference does not run here ({type(error).__name__})") from error
         kernel = around.graph(kernel=True)
         checking.check(checking.outputs_and_gradients(kernel, tensors, around.training), beside, exact)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            checking.outputs_and_gradients(kernel, [mode.from_tensor(x) for x in tensors], around.training)
 
 
 def _inputs_and_values(
@@ -157,7 +161,14 @@ def _timed(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return timing.until(enough, *steps, seconds=seconds, patience=_PATIENCE * seconds, synchronise=synchronise)
+        return timing.until(
+            enough,
+            *steps,
+            seconds=seconds,
+            patience=_PATIENCE * seconds,
+            synchronise=synchronise,
+            tick=timing.busy if device == "cpu" and torch.get_num_threads() == 1 else None,
+        )
     finally:
         if collecting:
             gc.enable()
@@ -175,24 +186,24 @@ def _decide(
     replays = _replays(steps) if device == "cuda" else None
     replayed = _timed(replays, device, seconds, _clear) if replays else None
     if replayed is not None and replay_decides:
-        return decide(replayed, where=" under CUDA-graph replay", span=span_of(around))
+        return decide(replayed, where=" under CUDA-graph replay", sizes=span.words(around))
     samples = _timed(steps, device, seconds, _clear)
     if replayed is None:
-        return decide(samples, where="", span=span_of(around))
-    return both_ways(samples, replayed, span_of(around))
+        return decide(samples, where="", sizes=span.words(around))
+    return both_ways(samples, replayed, span.words(around))
 
 
 def _clear(verdict: timing.Verdict) -> bool:
     return verdict.clear
 
 
-def both_ways(called: timing.Samples, replayed: timing.Samples, span: str = "") -> Decision:
+def both_ways(called: timing.Samples, replayed: timing.Samples, sizes: str = "") -> Decision:
     """On a GPU without CUDA graphs either the host or the device may be the limit.
 
     A kernel that wins on one and loses on the other is an open case: the stretch of the model around it, which has its
     own limit, has the word; without one the compiler's code stays.
     """
-    on_device, on_host = decide(replayed, where=" on the device", span=span), decide(called, where="", span=span)
+    on_device, on_host = decide(replayed, where=" on the device", sizes=sizes), decide(called, where="", sizes=sizes)
     device, host = timing.judge(replayed), timing.judge(called)
     if on_device.choice == KERNEL:
         return dataclasses.replace(on_device, open=host.second_loses)
@@ -201,7 +212,7 @@ def both_ways(called: timing.Samples, replayed: timing.Samples, span: str = "") 
     return on_device
 
 
-def decide(samples: timing.Samples, *, where: str, span: str = "") -> Decision:
+def decide(samples: timing.Samples, *, where: str, sizes: str = "") -> Decision:
     """The winner by more than the noise; a tie goes to the compiler."""
     verdict = timing.judge(samples)
     compiler, kernel = (1e6 * t for t in samples.medians)
@@ -220,22 +231,12 @@ def decide(samples: timing.Samples, *, where: str, span: str = "") -> Decision:
         noise=round(verdict.noise, 4),
         compiler_us=round(compiler, 2),
         kernel_us=round(kernel, 2),
-        range=span,
+        range=sizes,
     )
 
 
 def _nothing() -> None:
     return None
-
-
-def span_of(around: Neighbourhood) -> str:
-    """The sizes that a decision for dynamic shapes is kept for: the power-of-two bucket of every dynamic dimension."""
-    words = []
-    for i, (_, fact) in enumerate(around.inputs):
-        for dim in fact.dynamic:
-            top = bucket(fact.shape[dim])
-            words.append(f"input {i} dim {dim}: {top // 2 + 1} to {top}")
-    return ", ".join(words)
 
 
 def _replays(steps: list[Step]) -> list[Step] | None:

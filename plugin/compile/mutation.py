@@ -12,6 +12,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 _IN_PLACE_OPERATORS = frozenset(
     getattr(operator, n) for n in dir(operator) if n.startswith("i") and hasattr(operator, n[1:])
 )
+_PURE_HIGHER_ORDER = frozenset(["associative_scan"])  # torch refuses a function that writes
 _STATE = frozenset(["_enter_autocast", "_exit_autocast", "_set_grad_enabled"])
 
 
@@ -38,7 +39,7 @@ def writes(node: torch.fx.Node) -> bool:
         return False
     module = getattr(target, "__module__", None) or ""
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return True
+        return name not in _PURE_HIGHER_ORDER
     if module.startswith(("torch", "_operator", "math")) or hasattr(builtins, name) or _is_torch_builtin(target):
         return name.endswith("_") and not name.endswith("__")
     return True

@@ -10,7 +10,7 @@ import hashlib
 import json
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -63,7 +63,7 @@ class Neighbourhood:
         for node in self.nodes:
             if node is self.site.root:
                 words.append(f"[{self.site.idiom or self.site.spec.name}]")
-            elif node not in inside:
+            elif node not in inside and node.op != "get_attr":
                 words.append(_name(node))
         return " ".join(words)
 
@@ -100,7 +100,18 @@ class Neighbourhood:
         if kernel and self.site.idiom:
             put_kernel(self.site.moved(table))
         graph.lint()
-        return torch.fx.GraphModule({}, graph)
+        return torch.fx.GraphModule(inner_graphs(self.nodes), graph)
+
+
+def inner_graphs(nodes: Iterable[torch.fx.Node]) -> dict[str, torch.fx.GraphModule]:
+    """The graphs that higher-order ops among the nodes are given, by the names under which they are read."""
+    return {str(node.target): inner for node in nodes if (inner := inner_graph(node)) is not None}
+
+
+def inner_graph(node: torch.fx.Node) -> torch.fx.GraphModule | None:
+    """The graph that a node reads from the module around; None for every other node."""
+    inner = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+    return inner if isinstance(inner, torch.fx.GraphModule) else None
 
 
 class _Word(str):
@@ -153,6 +164,8 @@ def _spec_of(node: torch.fx.Node) -> registry.OpSpec | None:
 
 
 def _name(node: torch.fx.Node) -> str:
+    if (inner := inner_graph(node)) is not None:
+        return inner.code
     target: Any = node.target
     if node.op == "call_method":
         return f".{target}"

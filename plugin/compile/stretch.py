@@ -17,7 +17,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from opgraft.compile.change import Change, make_all
 from opgraft.compile.metadata import facts, value_of
 from opgraft.compile.mutation import writes
-from opgraft.compile.neighbourhood import border, spelled_nodes
+from opgraft.compile.neighbourhood import border, inner_graph, inner_graphs, spelled_nodes
 from opgraft.compile.scope import Scope
 from opgraft.compile.site import Site, TensorFacts
 
@@ -68,7 +68,7 @@ class Stretch:
         if chosen:
             make_all([change.moved(table) for change in self.changes])
         graph.lint()
-        return torch.fx.GraphModule({}, graph)
+        return torch.fx.GraphModule(inner_graphs(self.nodes), graph)
 
 
 def _tensors(value: Any) -> list[TensorFacts]:
@@ -103,8 +103,10 @@ def around(site: Site, changes: Sequence[Change], scopes: dict[torch.fx.Node, Sc
 
 
 def _can_run(node: torch.fx.Node, scopes: dict[torch.fx.Node, Scope], scope: Scope) -> bool:
-    if node.op not in ("call_function", "call_method") or scopes[node] != scope:
+    if scopes[node] != scope or (node.op not in ("call_function", "call_method") and inner_graph(node) is None):
         return False
+    if node.op == "get_attr":
+        return True
     if not _does_something(node):
         return True
     target: Any = node.target

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 clock: Callable[[], float] = time.perf_counter
+# For work of one thread on a CPU: what other processes take of the core meanwhile is then no time of a candidate's.
+busy: Callable[[], float] = time.process_time
 
 _BLOCK_SECONDS = 1e-3  # long against the clock's step and one interrupt
 _ROUNDS = (9, 41)
@@ -71,28 +73,30 @@ def interleave(
     *,
     seconds: float,
     synchronise: Callable[[], None] = lambda: None,
+    tick: Callable[[], float] | None = None,
 ) -> Samples:
     """Warms both up and times them by turns until ``seconds`` are used or enough rounds are done.
 
-    At least nine rounds are taken: fewer give no 95 % interval of a median.
+    At least nine rounds are taken: fewer give no 95 % interval of a median. ``tick`` is the clock of a block, where it
+    is not that of the whole.
     """
-    started = clock()
+    started, tick = clock(), tick or clock
     calls = 1
     for function in (first, second, first, second):
         synchronise()
-        before = clock()
+        before = tick()
         function()
         synchronise()
-        once = max(clock() - before, 1e-7)
+        once = max(tick() - before, 1e-7)
         calls = max(1, min(1000, math.ceil(_BLOCK_SECONDS / once)))
 
     def block(function: Callable[[], None]) -> float:
         synchronise()
-        before = clock()
+        before = tick()
         for _ in range(calls):
             function()
         synchronise()
-        return (clock() - before) / calls
+        return max(tick() - before, 1e-9) / calls
 
     rounds: list[tuple[float, float, float, float]] = []
     least, most = _ROUNDS
@@ -109,12 +113,13 @@ def until(
     seconds: float,
     patience: float,
     synchronise: Callable[[], None] = lambda: None,
+    tick: Callable[[], float] | None = None,
 ) -> Samples:
     """Interleaves for ``seconds``, and again while the verdict is not ``enough`` and ``patience`` is not used up."""
     started = clock()
-    samples = interleave(first, second, seconds=seconds, synchronise=synchronise)
+    samples = interleave(first, second, seconds=seconds, synchronise=synchronise, tick=tick)
     while not enough(judge(samples)) and clock() - started < patience:
-        more = interleave(first, second, seconds=seconds, synchronise=synchronise)
+        more = interleave(first, second, seconds=seconds, synchronise=synchronise, tick=tick)
         samples = Samples(samples.rounds + more.rounds)
     return samples
 

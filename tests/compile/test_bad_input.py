@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,17 +12,18 @@ import torch.nn.functional as F
 
 import opgraft
 from opgraft import registry
+from opgraft.compile import timing
 from opgraft.compile.find import find_sites
 from opgraft.compile.store import Store
 
-from models import Perceptron, captured, one_warning, without_inductor
+from models import Perceptron, captured, fake_times, one_warning, without_inductor
 
 
 def kernel_of(fault: str, x: torch.Tensor) -> torch.Tensor:
     if fault == "raises":
         raise RuntimeError("no kernel image is available\nfor execution")
     right = x.sin()
-    if fault == "wrong value":
+    if fault == "wrong value" or (fault == "wrong at seven" and x.shape[-1] == 7):
         return right * 1.01
     return right.masked_fill(x > 1, float("nan")) if fault == "not a number" else right
 
@@ -55,6 +57,44 @@ def test_a_faulty_kernel_is_left_out_and_named(faulty: Any, choose: str) -> None
     with one_warning("opgraft_test::sin at "):
         got = without_inductor(function, choose)(x)
     torch.testing.assert_close(got, (x * 2).sin() + 1)
+
+
+@pytest.mark.parametrize("faulty", ["wrong at seven"], indirect=True)
+def test_a_fault_at_one_site_costs_that_site_alone(faulty: Any) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return faulty(F.pad(faulty(x * 2), (1, 1)) + 1)
+
+    x = torch.randn(40, 5)
+    with one_warning("opgraft_test::sin at "):
+        got = without_inductor(function, "kernel")(x)
+    torch.testing.assert_close(got, (F.pad((x * 2).sin(), (1, 1)) + 1).sin())
+
+
+@pytest.mark.parametrize("choose", ["kernel", "measured"])
+def test_a_kernel_whose_backward_cannot_be_traced_is_left_out_and_named(choose: str) -> None:
+    """It runs, and with the right values; only the compile of the whole model would fail in it."""
+    with torch.library._scoped_library("opgraft_test_backward", "FRAGMENT") as library:
+        for name, meaning in (("sin", torch.sin), ("slope", torch.cos)):
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.impl(name, meaning, "CPU")
+        torch.library.register_fake("opgraft_test_backward::sin", torch.empty_like, lib=library)
+        torch.library.register_autograd(
+            "opgraft_test_backward::sin",
+            lambda ctx, g: g * torch.ops.opgraft_test_backward.slope(ctx.saved_tensors[0]),
+            setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+            lib=library,
+        )
+        opgraft.describe("opgraft_test_backward::sin", torch.sin)
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.opgraft_test_backward.sin(x * 2) + 1
+
+        x = torch.randn(40, 5, requires_grad=True)
+        with one_warning("opgraft_test_backward::sin at "):
+            got = without_inductor(function, choose)(x)
+        (gradient,) = torch.autograd.grad(got.sum(), x)
+        torch.testing.assert_close(gradient, 2 * (x * 2).cos())
+        registry._TABLE.pop("opgraft_test_backward::sin")
 
 
 @pytest.mark.parametrize("faulty", [""], indirect=True)
@@ -151,6 +191,21 @@ def test_a_store_that_cannot_be_used(tmp_path: Any) -> None:
     with one_warning("cannot be written"):
         first = opgraft.sites(Perceptron(), torch.randn(6, 16), store=Store(tmp_path / "file" / "store"))
     assert len(first) == 1
+
+
+@pytest.mark.parametrize("fault", ["full", "read only"])
+def test_a_store_that_cannot_be_written_while_a_model_compiles(
+    fault: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.ENOSPC if fault == "full" else errno.EROFS, "no")
+
+    monkeypatch.setattr(timing, "interleave", fake_times(2.0, 1.0))
+    monkeypatch.setattr("opgraft.compile.store.os.replace", refuse)
+    model, x = Perceptron(), torch.randn(6, 16)
+    with one_warning("cannot be written"):
+        compiled = torch.compile(model, options=opgraft.compile_options(store=tmp_path))
+        torch.testing.assert_close(compiled(x), model(x))
 
 
 @pytest.mark.parametrize("choose", ["kernel", "compiler"])

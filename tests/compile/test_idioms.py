@@ -15,8 +15,11 @@ import torch.nn.functional as F
 from stand_ins import all_ops  # noqa: F401
 
 import opgraft
+from opgraft.compile import stretch
+from opgraft.compile.change import Change
 from opgraft.compile.find import find_sites
 from opgraft.compile.rewrite import put_kernel
+from opgraft.compile.scope import scopes
 from opgraft.compile.site import Site
 
 from models import captured, without_inductor
@@ -395,6 +398,50 @@ def scan(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
 def test_an_associative_scan_taken_apart_is_one_site(length: int) -> None:
     inputs = (torch.rand(2, length, 5), torch.randn(2, length, 5))
     check(scan(combine, "generic"), inputs, "unrolled-scan", tolerance=1e-4)
+
+
+def higher_order(function: Callable[..., Any], dim: int) -> Callable[..., Any]:
+    """The op itself, as Dynamo keeps it on a GPU: dimension 0 is scanned, and is a view of the one that is meant."""
+    from torch._higher_order_ops.associative_scan import associative_scan_op
+
+    def flat(a: Any, b: Any, c: Any, d: Any) -> Any:
+        return list(function((a, b), (c, d)))
+
+    def scanned(a: Any, b: Any) -> Any:
+        pairs = [(a * 0.5).movedim(dim, 0), (b * 1).movedim(dim, 0)]
+        products, states = associative_scan_op(flat, pairs, ())
+        products.movedim(0, dim)  # as the public function leaves it: made and never read
+        return states.movedim(0, dim) + 1
+
+    return scanned
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_an_associative_scan_is_one_site(dim: int) -> None:
+    function, (a, b) = higher_order(combine, dim), (torch.rand(3, 8, 5), torch.randn(3, 8, 5))
+    (report,) = opgraft.sites(function, (a, b), choose="kernel")
+    assert (report.idiom, report.chosen) == ("associative-scan", True), str(report)
+    h, steps = torch.zeros(b.movedim(dim, 0).shape[1:]), []
+    for decay, update in zip(a.movedim(dim, 0), b.movedim(dim, 0), strict=True):
+        steps.append(h := decay * 0.5 * h + update)
+    want = torch.stack(steps, dim) + 1
+    torch.testing.assert_close(without_inductor(function, "kernel")(a, b), want)
+    module = captured(function, a, b)
+    (site,) = find_sites(module.graph)
+    found = stretch.around(site, [Change(site)], scopes(module.graph))
+    assert found is not None
+    torch.testing.assert_close(found.graph(chosen=True)(a, b)[-1], want)
+
+
+def test_an_associative_scan_whose_products_are_wanted_is_left_alone() -> None:
+    from torch._higher_order_ops.associative_scan import associative_scan_op
+
+    def function(a: Any, b: Any) -> Any:
+        products, states = associative_scan_op(lambda a, b, c, d: [a * c, c * b + d], [a * 1, b * 1], ())
+        return products.movedim(0, 1) + states.movedim(0, 1)
+
+    assert sites_of(function, (torch.rand(8, 2), torch.randn(8, 2))) == []
+    assert sites_of(higher_order(combine_otherwise, 1), (torch.rand(2, 8), torch.randn(2, 8))) == []
 
 
 def test_another_associative_scan_is_left_alone() -> None:

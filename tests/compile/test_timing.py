@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -61,6 +62,22 @@ def test_timing_ends_when_its_time_is_used(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(timing, "clock", clock)
     timing.interleave(clock.task(0.5), clock.task(0.5), seconds=0.1)
     assert clock.now < 0.5 * (4 + 4 * 10)
+
+
+def test_blocks_have_a_clock_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process takes of the core passes on the wall's clock alone."""
+    wall, busy = Clock(), Clock()
+    monkeypatch.setattr(timing, "clock", wall)
+
+    def candidate(seconds: float, taken: float) -> Callable[[], None]:
+        def run() -> None:
+            wall.now += seconds + taken
+            busy.now += seconds
+
+        return run
+
+    samples = timing.interleave(candidate(2e-3, 0.0), candidate(1e-3, 5e-3), seconds=0.5, tick=busy)
+    assert timing.judge(samples).ratio == pytest.approx(2.0)
 
 
 def test_the_interval_is_that_of_the_median() -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from opgraft.compile.metadata import is_static
 from opgraft.compile.rules.node_kind import kind_of
 from opgraft.compile.rules.polynomial import NotAPolynomialError, Reader, equal
 from opgraft.compile.rules.rule import Emit, Match, Rule
-from opgraft.compile.rules.walk import Node, Walk, like
+from opgraft.compile.rules.walk import Node, dead_from, like, tensor_of
 
 
 def match(node: Node) -> Match | None:
@@ -29,21 +30,33 @@ def match(node: Node) -> Match | None:
     if not isinstance(pairs, (list, tuple)) or len(pairs) != 2 or (len(scan.args) > 2 and scan.args[2]):
         return None
     decay, update = pairs
-    if not like(decay, update) or not _is_recurrence(node, combine):
+    if not isinstance(combine, Node) or not like(decay, update) or not _is_recurrence(node, combine):
         return None
     # The products of decays, the other result, must not be wanted.
-    if any(user is not node and user.users for user in scan.users):
+    nodes = {scan, node}
+    for user in scan.users:
+        nodes |= {user} if user is node else dead_from(user) or {combine}
+    if combine in nodes:
         return None
-    walk = Walk()
-    walk.nodes.add(scan)
-    walk.nodes.update(scan.users)
-    nodes = (scan, *sorted(scan.users))
+    nodes |= {combine} if set(combine.users) == {scan} else set()
+    place = _place_of_time(node)
 
     def write(emit: Emit, decay: Any, update: Any) -> tuple[Node, ...]:
-        # The higher-order op always scans dimension 0.
-        return (emit(torch.ops.opgraft.linear_scan.default, decay, update, None, 0, False),)
+        # The higher-order op always scans dimension 0, which callers put there by a view. The op wants dense tensors.
+        if place:
+            decay, update = (emit(torch.ops.aten.movedim.int, t, 0, place) for t in (decay, update))
+        states = emit(torch.ops.opgraft.linear_scan.default, decay, update, None, place, False)
+        return (emit(torch.ops.aten.movedim.int, states, place, 0) if place else states,)
 
-    return Match((node,), nodes, (decay, update), write)
+    return Match((node,), tuple(sorted(nodes)), (decay, update), write)
+
+
+def _place_of_time(node: Node) -> int:
+    """Where dimension 0 lies in memory: before which dimension the states are dense."""
+    value = tensor_of(node)
+    if value is None or not is_static(value):
+        return 0
+    return next((k for k in range(value.dim()) if value.movedim(0, k).is_contiguous()), 0)
 
 
 def _is_recurrence(node: Node, combine: Any) -> bool:

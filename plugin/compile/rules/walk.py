@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opgraft.compile.metadata import is_static, same_shape, value_of
-from opgraft.compile.mutation import written_between
+from opgraft.compile.mutation import writes, written_between
 from opgraft.compile.rules.node_kind import CASTS, ORDER_KEEPING_VIEWS, kind_of
 from opgraft.compile.rules.polynomial import widens
 
@@ -101,6 +101,19 @@ def only_user(node: Node) -> Node | None:
     """The node that alone reads a value, if there is one."""
     users = list(node.users)
     return users[0] if len(users) == 1 else None
+
+
+def dead_from(node: Node) -> set[Node]:
+    """A node and all that reads it, where nothing of that is ever read or has an effect; else nothing."""
+    found: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current.op not in ("call_function", "call_method") or writes(current) or current.is_impure():
+            return set()
+        found.add(current)
+        waiting.extend(user for user in current.users if user not in found)
+    return found
 
 
 def is_number(value: Any) -> bool:
