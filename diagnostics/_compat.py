@@ -150,6 +150,16 @@ def has_kernel(op: Any, key: str) -> bool:
         return False
 
 
+def is_composite(name: str) -> bool:
+    """Is the op of this name (``ns::op`` or ``ns::op.overload``) registered as CompositeImplicitAutograd?"""
+    import torch
+
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+    except (AttributeError, RuntimeError):
+        return False
+
+
 def is_registered(name: str) -> bool:
     """Does the dispatcher know an op of this name (``ns::op`` or ``ns::op.overload``)?"""
     import torch

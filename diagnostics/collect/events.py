@@ -130,10 +130,12 @@ class OpUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Graph(Event, frozen=True, kw_only=True, tag="graph", omit_defaults=True):
-    """A graph went to the backend. ``eager_inputs`` are its inputs that an eager gap just before it produced."""
+    """A graph went to the backend. ``eager_inputs`` are its inputs that an eager gap just before it produced;
+    ``higher_order`` are its calls of operators that take functions, such as ``autograd_function_apply``."""
 
     ops: int = 0
     custom_ops: tuple[OpUse, ...] = ()
+    higher_order: tuple[OpUse, ...] = ()
     eager_inputs: int = 0
     location: Location | None = None
     output_bytes: int | None = None

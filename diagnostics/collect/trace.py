@@ -245,6 +245,7 @@ class TraceReader:
 
     def _graph(self, metadata: dict[str, Any], value: Any, payload: str) -> None:
         uses: list[events.OpUse] = []
+        higher: list[events.OpUse] = []
         first: Location | None = None
         here: Location | None = None
         ops = 0
@@ -256,16 +257,17 @@ class TraceReader:
                 continue
             if " = " in line and "(" in line and not line.lstrip().startswith(("l_", "L_", "def ", "class ")):
                 ops += 1
-            uses.extend(
-                events.OpUse(op=used["op"].replace(".", "::", 1), location=here)
-                for used in _OP.finditer(line)
-                if used["op"].partition(".")[0] not in OWN_NAMESPACES
-            )
+            for used in _OP.finditer(line):
+                namespace = used["op"].partition(".")[0]
+                if namespace == "higher_order" or namespace not in OWN_NAMESPACES:
+                    found = higher if namespace == "higher_order" else uses
+                    found.append(events.OpUse(op=used["op"].replace(".", "::", 1), location=here))
         common = self._common(metadata)
         self._emit(
             events.Graph(
                 ops=ops,
                 custom_ops=tuple(uses),
+                higher_order=tuple(higher),
                 output_bytes=output_bytes(payload),
                 eager_inputs=len(re.findall(r"\bL_stack\d+_: \"", payload.partition("\n\n")[0])),
                 location=first,

@@ -50,12 +50,19 @@ def check_recorded_calls(recording: Path) -> tuple[tuple[Finding, ...], tuple[Ch
 
 def _died(call: dict[str, Any]) -> Finding:
     """The program ended inside a call of an op: that is a finding of its own."""
-    kind = "out-of-bounds"
+    handed_through = bool(call.get("composite")) and bool(call.get("subclass"))
+    kind = "composite-kernel" if handed_through else "out-of-bounds"
+    why = (
+        f". Its kernel is registered as CompositeImplicitAutograd, and so gets the {call['subclass']} itself, a tensor "
+        "subclass that may have no memory of its own, before the subclass can unwrap it"
+        if handed_through
+        else ""
+    )
     return Finding(
         kind=kind,
         code=KINDS[kind].code,
         severity="error",
-        message=f"{call['op']} did not come back: the program ended inside this call",
+        message=f"{call['op']} did not come back: the program ended inside this call{why}",
         location=Location(path=call["path"], line=call["line"]),
         callee=Callee(name=call["op"], owner="op"),
         remedies=remedies(kind),

@@ -33,7 +33,7 @@ Remedies
 
 from __future__ import annotations
 
-from opgraft.diagnostics.diagnose.story import Story
+from opgraft.diagnostics.diagnose.story import CompiledFrame, Story
 from opgraft.diagnostics.kinds import KINDS
 from opgraft.diagnostics.model import Counts, Finding, Location, Remedy
 
@@ -48,7 +48,7 @@ def conclude(story: Story) -> list[Finding]:
     found = []
     for reason, ids in reasons.items():
         frame = story.frames.get(ids[0])
-        place = (frame.location if frame is not None else None) or Location(path="", line=0)
+        place = (_named(frame, reason) or frame.location if frame is not None else None) or Location(path="", line=0)
         found.append(
             Finding(
                 kind=KIND,
@@ -69,3 +69,11 @@ def conclude(story: Story) -> list[Finding]:
             )
         )
     return found
+
+
+def _named(frame: CompiledFrame, reason: str) -> Location | None:
+    """Where the graph calls the operator that the reason names."""
+    for use in frame.uses:
+        if use.location is not None and use.op.partition("::")[2].partition(".")[0] in reason:
+            return use.location
+    return None

@@ -12,6 +12,7 @@ from opgraft.diagnostics.diagnose import (
     cost,
     cudagraph_skip,
     explain_figures,
+    library_jit,
     recompile,
     stale_cache,
     timeline,
@@ -35,7 +36,7 @@ def diagnose(stream: Iterable[Event], run: Run | None = None) -> Report:
     story = reader.story
     step = timeline.step_us(story)
     found = [_priced(story, group, step) for group in groups.groups()]
-    found = recompile.conclude(story, found)
+    found = library_jit.conclude(story, recompile.conclude(story, found))
     found += stale_cache.conclude(story) + cudagraph_skip.conclude(story) + cache_bypass.conclude(story)
     found += traced_again.conclude(story, found)
     if not story.op_uses and not any(one.kind in _KERNELS for one in found):

@@ -18,7 +18,7 @@ BEFORE = "?"
 
 @dataclass
 class CompiledFrame:
-    """What is known of one compile id. ``site`` is the user's line that called the compiled region."""
+    """What is known of one compile id. ``uses`` are the calls of custom and higher-order operators in its graph."""
 
     id: str
     stack: tuple[Location, ...] = ()
@@ -34,6 +34,7 @@ class CompiledFrame:
     empty: bool = False
     eager_inputs: int = 0
     output_bytes: int | None = None
+    uses: tuple[ev.OpUse, ...] = ()
     order: int = 0
 
 
@@ -217,6 +218,7 @@ class Reader:
         frame.location = frame.location or event.location
         frame.eager_inputs = event.eager_inputs
         frame.output_bytes = event.output_bytes
+        frame.uses = (*event.custom_ops[:256], *event.higher_order[:256])
         for use in event.custom_ops:
             uses = self.story.op_uses.setdefault(use.op.partition(".")[0], [])
             if len(uses) < 256:

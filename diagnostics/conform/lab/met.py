@@ -42,6 +42,7 @@ class Met:
         count: how often it was met.
         error: type and text of what it raised, ``""`` where it came back.
         sizes: positions of the integer arguments that were given as symbolic sizes.
+        subclass: the type of the first tensor that is of a class of somebody's own, ``""`` where none is.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Met:
     count: int = 1
     sizes: tuple[int, ...] = ()
     sharded: bool = False
+    subclass: str = ""
     order: int = 0
 
 

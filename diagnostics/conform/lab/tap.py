@@ -131,6 +131,7 @@ class Listener:
             exporting=exporting,
             sizes=sizes,
             sharded=sharded,
+            subclass=next((kind for tensor in tensors if (kind := _own_class(tensor))), ""),
             order=len(self.book.calls),
         )
         self.book.calls[key] = entry
@@ -174,6 +175,12 @@ def _tensors(value: Any) -> Any:
     elif isinstance(value, dict):
         for item in value.values():
             yield from _tensors(item)
+
+
+def _own_class(tensor: Any) -> str:
+    """The name of a tensor's class where neither torch nor its compiler made it."""
+    kind = type(tensor)
+    return "" if kind.__module__.partition(".")[0] == "torch" else kind.__qualname__
 
 
 def wrap(owner: Any, name: str, make: Callable[[Any], Any], listener: Listener) -> bool:
