@@ -181,6 +181,20 @@ def _spin_rate(spin: Callable[[int], None], device: Any) -> float:
     return cycles / max(1e-6, float(first.elapsed_time(last)) * 1e-3)
 
 
-def is_generated_code(frame: Any) -> bool:
-    """True for the frame of a module that Inductor wrote: the one that issues a graph's kernels."""
-    return frame.f_code.co_name == "call" and "empty_strided_cpu" in frame.f_globals
+def in_the_order_given() -> dict[str, Any]:
+    """Inductor settings under which kernels are issued in the order of the graph's nodes, where torch has them."""
+    from torch._inductor import config
+
+    return {name: False for name in ("reorder_for_locality", "reorder_for_peak_memory") if hasattr(config, name)}
+
+
+def as_static(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as the graph that is being compiled should see it: fake, and none of its sizes a symbol."""
+    try:
+        from torch._guards import TracingContext
+
+        context = TracingContext.try_get()
+        mode = context.fake_mode if context is not None else None
+    except Exception:
+        mode = None
+    return tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
 import torch
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from opgraft.diagnostics.measure import _compat, apart, checks, clock, host_costs, isolated, prices
@@ -89,7 +90,7 @@ def collect(
     tell("pricing kernels and launches", 0.9)
     on_gpu = device.type == "cuda"
     base = next((a for a in arms if a.name == BASELINE and not a.failed), None)
-    costs = _host_costs(base, calls, question, subject) if on_gpu else HostCosts()
+    costs = _host_costs(base, facts, calls, question, subject) if on_gpu else HostCosts()
     ideal = sum(
         int(spec.cost(*c.args, **c.kwargs).bytes) * c.count
         for c in calls
@@ -101,8 +102,7 @@ def collect(
         reference=reference,
         alone_us=alone.cold,
         in_place_us=alone.in_place,
-        host_us_of_calls=costs.call_us,
-        host_us_per_launch=costs.launch_us,
+        host_us_of_calls=costs.more_us,
         host_us_of_step=costs.step_us,
         copy_bytes_per_second=isolated.copy_bandwidth(device),
         prices=_prices(device) if on_gpu else prices.Prices(),
@@ -158,20 +158,23 @@ def _alone(calls: Sequence[Call], question: Question, subject: Subject) -> tuple
     return total, ArmFacts(name="reference", nodes=tuple(recorder.nodes), runs=tuple(runs))
 
 
-def _host_costs(base: Arm | None, calls: Sequence[Call], question: Question, subject: Subject) -> HostCosts:
-    """Host times of the ops that a step runs, backward ops included; nothing where they cannot be had."""
-    if base is None or not calls:
+def _host_costs(
+    base: Arm | None, facts: Sequence[ArmFacts], calls: Sequence[Call], question: Question, subject: Subject
+) -> HostCosts:
+    """Host time of what the op's graph calls beyond the compiler's; nothing where it cannot be had."""
+    own, other = (next((f for f in facts if f.name == name and not f.failed), None) for name in ("op", BASELINE))
+    if base is None or own is None or other is None or not calls:
         return HostCosts()
-    found: dict[str, tuple[Callable[..., Any], Call]] = {}
+    number = sum(c.count for c in calls)
+    kernels = max(0.0, own.count() - other.count() - own.count("op")) / number
     try:
+        runs: dict[str, list[tuple[OpOverload, Call]]] = {}
         # Of an op that is called in several ways, the most frequent one.
         for call in sorted(calls, key=lambda c: -c.count):
             turn = isolated.once(form_of(call, question), call, subject.train)
-            for name, one in dispatched(turn).items():
-                found.setdefault(name, one)
-        with base.installed(), _without_the_note_on_caches():
-            assert base.step is not None
-            return host_costs.measure(base.step, found, subject.device, sum(c.count for c in calls))
+            runs.setdefault(call.op, list(dispatched(turn).values()))
+        with _without_the_note_on_caches():
+            return host_costs.measure(base, runs, kernels, subject, question)
     except Exception:  # only a prediction needs it
         return HostCosts()
 

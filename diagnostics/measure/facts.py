@@ -170,8 +170,9 @@ class FactsReading(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         alone_us: a step's calls of each form with a cold cache; ``in_place_us`` the same with their inputs as warm as
             the step leaves them.
-        host_us_of_calls, host_us_per_launch: host time of a call of each op by name, backward ops included, and of one
-            more generated kernel, inside the compiler's step; ``host_us_of_step`` that of the step at the same time.
+        host_us_of_calls: host time of a step's calls of the ops, backward ops included, and of the generated kernels
+            that the op's graph has beyond the compiler's, inside the compiler's step; ``host_us_of_step`` that of the
+            step at the same time.
         prices: what a kernel takes that only moves bytes.
         calls: calls a step, of the model's forward alone.
     """
@@ -180,8 +181,7 @@ class FactsReading(msgspec.Struct, frozen=True, kw_only=True):
     reference: ArmFacts | None = None
     alone_us: dict[str, float] = {}
     in_place_us: dict[str, float] = {}
-    host_us_of_calls: dict[str, float] = {}
-    host_us_per_launch: float = 0.0
+    host_us_of_calls: float = 0.0
     host_us_of_step: float = 0.0
     copy_bytes_per_second: float = 0.0
     prices: Prices = Prices()

@@ -1,135 +1,159 @@
-"""What one more call of the op, and one more generated kernel, cost the host inside compiled code.
+"""What the host needs for the op's calls and for the generated kernels that they part, inside the compiler's own step.
 
 A call over and over costs a fraction of one among others, whose code and data no cache holds: by how much depends on
-what runs between two of them. So a graph of two products, compiled with and without the call between them, is run at
-places inside the compiler's own step, as many a step as the step makes calls. What it takes longer with the call is the
-call's price there: the dispatcher, the allocation, the launch, and the compiler's checks of the result. A training
-step's calls of the backward op are priced the same way. The op's arm takes no part.
+what runs between two of them, and no small graph knows that. So the compiler's arm is compiled once more with the calls
+beside it: at every site, on arguments of their own, so that what the compiler fuses stays fused; in a training step the
+calls of the backward op as well, and as many small kernels as the op's graph has more than the compiler's. What the
+host needs for that step beyond the compiler's is the price. The op's arm takes no part.
 """
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from opgraft.diagnostics.measure import _compat, clock, statistics
-from opgraft.diagnostics.measure.arms import own_code
+from opgraft.diagnostics.measure.arms import Arm, make_arm
 from opgraft.diagnostics.measure.calls import Call
-from opgraft.diagnostics.measure.places import Places
-from opgraft.diagnostics.measure.subject import tensors_in
+from opgraft.diagnostics.measure.question import Question
+from opgraft.diagnostics.measure.sites import SiteBackend, nodes_of_ops, replace
+from opgraft.diagnostics.measure.subject import Subject
+from opgraft.registry import qualified_name
 
-# Samples of each graph, and seconds after which those that there are have to do.
-_SAMPLES, _SECONDS = 150, 3.0
-_PLAIN, _LONGER = "plain", "longer"
+_ROUNDS, _BURST = 40, 3
+# All calls have arguments of their own up to so many bytes; beyond them fewer calls are made, and the rest reckoned.
+_MOST_BYTES = 4 << 30
+
+# What a site's op runs, its backward included: each an op and arguments.
+Runs = Mapping[str, Sequence[tuple[OpOverload, Call]]]
 
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Host microseconds of the compiler's step, of a call of each op by name, and of a generated kernel, of one time.
-
-    ``inside`` says whether the places were inside the step's code; else they were between steps, where it is colder.
-    """
+    """Host microseconds of the compiler's step, and what the op's calls and the kernels beside them add to it."""
 
     step_us: float = 0.0
-    call_us: dict[str, float] = field(default_factory=dict)
-    launch_us: float = 0.0
-    inside: bool = False
+    more_us: float = 0.0
 
 
-def measure(
-    step: Callable[[], Any], calls: Mapping[str, tuple[Callable[..., Any], Call]], device: torch.device, often: float
-) -> HostCosts:
-    """Prices every call and a generated kernel inside the compiler's step.
+class _Beside(SiteBackend):
+    """The compiler's arm with calls beside its sites. The graph is given away with more inputs and more outputs.
+
+    ``wanted`` counts the sites, and ``made`` those that got their calls.
+    """
+
+    def __init__(self, inner: Callable[..., Any], references: Mapping[str, Any], runs: Runs, kernels: float) -> None:
+        super().__init__(inner, references)
+        self.runs, self.kernels = runs, kernels
+        self.room = _MOST_BYTES
+        self.made = self.wanted = 0
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Any:
+        # A copy: Dynamo reads its own graph once more, and what it notes about it does not hold for more inputs.
+        module = _copied(module)
+        sites = [(owner, node, qualified_name(op)) for owner, node, op in nodes_of_ops(module)]
+        sites = [site for site in sites if site[2] in self.runs]
+        # What is added below stays what it is.
+        replace(module, self.references)
+        beside = _Additions(module.graph)
+        kernels = 0.0
+        for owner, node, name in sites:
+            self.wanted += 1
+            if sum(call.bytes for _, call in self.runs[name]) > self.room:
+                continue
+            self.made += 1
+            kernels += self.kernels
+            # A site within a part of the graph (a checkpoint) has its calls at the end of the whole.
+            before = node.next if owner is module else beside.end
+            for function, call in self.runs[name]:
+                self.room -= call.bytes
+                beside.call(before, function, call, kernels > 0.5)
+                kernels -= kernels > 0.5
+        results = beside.finish()
+        module.recompile()
+        compiled = self.inner(module, [*inputs, *map(_compat.as_static, beside.given)], **kwargs)
+        if not beside.given:
+            return compiled
+        return lambda *args: compiled(*args, *beside.given)[:results]
+
+
+class _Additions:
+    """Calls that a graph is given: their arguments as further inputs, their results as further outputs."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.graph = graph
+        self.end = next(iter(graph.find_nodes(op="output")))
+        self.given: list[torch.Tensor] = []
+        self.outputs: list[torch.fx.Node] = []
+        self.first = next(n for n in graph.nodes if n.op != "placeholder")
+
+    def call(self, before: torch.fx.Node, function: OpOverload, call: Call, kernel: bool) -> None:
+        """Adds a call, and a small generated kernel that reads its result where ``kernel`` says so."""
+        own = call.copy()
+        args, kwargs = pytree.tree_map(
+            lambda x: self._as_input(x) if isinstance(x, torch.Tensor) else x, (own.args, own.kwargs)
+        )
+        with self.graph.inserting_before(before):
+            result = self.graph.call_function(function, args, kwargs)
+            if len(function._schema.returns) > 1:
+                result = self.graph.call_function(operator.getitem, (result, 0))
+            if kernel:
+                result = self.graph.call_function(torch.mul, (result, 2))
+        self.outputs.append(result)
+
+    def finish(self) -> int:
+        """Appends the results to the graph's outputs; returns how many those were."""
+        own = self.end.args[0] if isinstance(self.end.args[0], (tuple, list)) else (self.end.args[0],)
+        self.end.args = ((*own, *self.outputs),)
+        return len(own)
+
+    def _as_input(self, tensor: torch.Tensor) -> torch.fx.Node:
+        with self.graph.inserting_before(self.first):
+            node = self.graph.placeholder(f"beside_{len(self.given)}")
+        self.given.append(tensor.requires_grad_(False))
+        return node
+
+
+def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return torch.fx.GraphModule(module, graph)
+
+
+def measure(base: Arm, runs: Runs, kernels: float, subject: Subject, question: Question) -> HostCosts:
+    """The host's time for the compiler's step with the calls beside it, less that without.
 
     Args:
-        step: the compiler's arm.
-        calls: by the op's name, what is called and with what.
-        often: calls a step.
+        base: the compiler's arm.
+        kernels: generated kernels that the op's graph has beyond the compiler's, a call.
     """
-    square = [torch.rand(64, 64, device=device) for _ in range(2)]
-    graphs = {_PLAIN: compiled(None, None, square), _LONGER: compiled("kernel", None, square)}
-    for name, (function, call) in calls.items():
-        graphs[name] = compiled(function, call, square)
-    found: dict[str, list[float]] = {name: [] for name in graphs}
-    waiting: list[str] = []
-    shuffle = random.Random(0)
+    device = subject.device
+    beside: list[_Beside] = []
 
-    def visit() -> None:
-        if not waiting:
-            waiting.extend(graphs)
-            shuffle.shuffle(waiting)
-        name = waiting.pop()
-        with torch.no_grad():
-            begin = time.perf_counter_ns()
-            graphs[name]()
-            found[name].append((time.perf_counter_ns() - begin) * 1e-3)
+    def make_backend(inner: Callable[..., Any], references: Any) -> SiteBackend:
+        beside.append(_Beside(inner, references, runs, kernels))
+        return beside[-1]
 
-    counting = Places(lambda: None)
-    with counting.watched():
-        step()
-    clock.synchronize(device)
-    inside = counting.seen > 0
-    # Every so many places, so that calls are as far apart as a step's own.
-    places = Places(visit, max(1, round(counting.seen / max(1.0, often))))
-    steps: list[float] = []
-    end = time.monotonic() + _SECONDS
-    while min(map(len, found.values())) < _SAMPLES and time.monotonic() < end:
-        steps.append(clock.enqueue_seconds(step, device, calls=3, bursts=1) * 1e6)
-        # From an idle device: the host is never held up by a full queue.
-        clock.synchronize(device)
-        if inside:
-            with places.watched():
-                step()
-        else:
-            step()
-            visit()
-        clock.synchronize(device)
-    middle = {name: _centre(times) for name, times in found.items()}
-    beyond = {name: max(0.0, us - middle[_PLAIN]) for name, us in middle.items()}
-    return HostCosts(_centre(steps), {n: beyond[n] for n in calls}, beyond[_LONGER], inside)
-
-
-def _centre(values: list[float]) -> float:
-    return float(statistics.location(np.asarray(values)))
-
-
-def compiled(more: Callable[..., Any] | str | None, call: Call | None, square: list[torch.Tensor]) -> Callable[[], Any]:
-    """A graph of a generated kernel and two products with ``more`` between them, as generated code without guards."""
-    kept: list[Any] = []
-    inner = _compat.backend_of({})
-
-    def backend(module: Any, inputs: Any, **options: Any) -> Any:
-        made = inner(module, inputs, **options)
-
-        def keeping(*given: Any) -> Any:
-            kept[:] = [made, given]
-            return made(*given)
-
-        return keeping
-
-    def graph(x: torch.Tensor, weight: torch.Tensor, args: Any, kwargs: Any) -> Any:
-        x = torch.mm(x * 2.0 + 1.0, weight)
-        result = None
-        if callable(more):
-            result = more(*args, **kwargs)
-        elif more is not None:
-            x = x * 2.0 + 1.0
-        return torch.mm(x, weight), result
-
-    own = own_code(graph, "host_costs_" + (getattr(more, "__name__", "op") if callable(more) else more or _PLAIN))  # type: ignore[arg-type]
-    with torch.no_grad():
-        given = call.copy() if call is not None else None
-        for tensor in tensors_in((given.args, given.kwargs)) if given is not None else ():
-            tensor.requires_grad_(False)
-        arguments = (given.args, given.kwargs) if given is not None else ((), {})
-        torch.compile(own, backend=backend, dynamic=False)(*square, *arguments)
-        made, inputs = kept
+    arm = make_arm(base.plan, subject, question.references, question.compile_options, make_backend=make_backend)
+    assert arm.step is not None
+    assert base.step is not None
+    with base.installed(), _compat.patched(_compat.in_the_order_given()):
         for _ in range(3):
-            made(*inputs)
-    return lambda: made(*inputs)
+            arm.step()
+        clock.synchronize(device)
+        if not beside[0].made:
+            return HostCosts()
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for place in range(_ROUNDS):
+            for called in (False, True) if place % 2 == 0 else (True, False):
+                step = arm.step if called else base.step
+                times[called].append(clock.enqueue_seconds(step, device, _BURST, bursts=1) * 1e6)
+    alone, more = (float(statistics.location(np.asarray(times[called]))) for called in (False, True))
+    return HostCosts(alone, max(0.0, more - alone) * beside[0].wanted / beside[0].made)

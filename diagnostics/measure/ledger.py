@@ -258,8 +258,8 @@ def _idle(own: ArmFacts, base: ArmFacts, baseline_us: float, arm_us: float, fact
     # Both wait for the host: then the host's time is the step, and what kernels and gaps cost does not show.
     device = own.queued_us - base.queued_us
     host = mine.host + own.queued_us - theirs.host - base.queued_us
-    dearest = max(facts.host_us_of_calls.values(), default=0.0)
-    called = f", a call of the op {dearest:.0f} us of it" if dearest else ""
+    called = f"; {facts.calls} calls of the op beside the compiler's step: {facts.host_us_of_calls:+.0f} us"
+    called = called if facts.host_us_of_calls else ""
     terms.append(
         LedgerTerm(
             name=HOST,

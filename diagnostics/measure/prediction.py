@@ -58,20 +58,9 @@ def step_us(baseline_us: float, base: ArmFacts, own: ArmFacts, facts: FactsReadi
     by_hand = min(1.0, max(0.0, base.launches - base.replays) / seen) if base.launches else 1.0
     # Host times were taken beside the base's own: where the host was slower meanwhile, so was all of it.
     speed = host / facts.host_us_of_step if facts.host_us_of_step else 1.0
-    calling = calls_us(own, facts)
-    launching = max(0.0, added - own.count("op")) * facts.host_us_per_launch
-    more_host = (calling + launching) * by_hand * speed
+    more_host = facts.host_us_of_calls * by_hand * speed
     # The base's own two times say how its step comes about; what else is in it stays as it is.
     return baseline_us + max(device + more_device, host + more_host) - max(device, host)
-
-
-def calls_us(own: ArmFacts, facts: FactsReading) -> float:
-    """Host time of the ops that the arm's graphs call, backward ops included; one without a price at the mean."""
-    known = facts.host_us_of_calls
-    if not known:
-        return 0.0
-    mean = sum(known.values()) / len(known)
-    return sum(known.get(n.name, mean) * own.executions(n.graph) for n in own.nodes if n.kind == "op")
 
 
 def fusion_us(own: ArmFacts, base: ArmFacts, facts: FactsReading) -> float:

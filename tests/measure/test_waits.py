@@ -41,7 +41,7 @@ def reading(base: ArmFacts, own: ArmFacts, kernel: float) -> FactsReading:
         alone_us={"op": ALONE * CALLS, "compiler": (kernel + REFERENCE) * CALLS},
         copy_bytes_per_second=4e12,
         calls=CALLS,
-        host_us_of_calls={"": OP_HOST},
+        host_us_of_calls=OP_HOST * CALLS,
     )
 
 
@@ -119,8 +119,8 @@ def test_the_step_is_foretold_from_the_base_and_the_parts_alone(size: str) -> No
         reference=ArmFacts(name="reference", nodes=graph([Launch(host, kernel)] * CALLS), runs=(1.0,)),
         alone_us={"op": ALONE * CALLS, "compiler": (kernel + REFERENCE) * CALLS},
         prices=Prices(((1000.0, kernel), (2.0 * moved, kernel))),
-        host_us_of_calls={"": OP_HOST},
-        host_us_per_launch=host,
+        # An op takes the place of one generated kernel and parts two.
+        host_us_of_calls=(OP_HOST + host) * CALLS,
     )
     compiler = msgspec.structs.replace(base, nodes=graph(layers(host, kernel, False)), runs=(1.0,))
     own = ArmFacts(name="op", nodes=graph(layers(host, kernel, True)), runs=(1.0,))
@@ -136,8 +136,7 @@ def test_kernels_of_a_replayed_graph_cost_the_host_nothing() -> None:
     own = ArmFacts(name="op", nodes=tuple(NodeFact(graph=0, kind="op", name="", bytes=1) for _ in range(30)), runs=(1,))
     known = FactsReading(
         alone_us={"op": 0.0, "compiler": 0.0},
-        host_us_of_calls={"": 20.0},
-        host_us_per_launch=10.0,
+        host_us_of_calls=900.0,
     )
     gap = (214 - 200) / 40
     assert prediction.step_us(215, base, own, known, on_gpu=True) == pytest.approx(215 + 30 * gap)
@@ -165,7 +164,7 @@ def test_host_costs_are_brought_to_the_speed_that_the_host_had_when_steps_were_t
         kernels={"generated": 10.0}, launches=10.0,
     )  # fmt: skip
     own = ArmFacts(name="op", nodes=(NodeFact(graph=0, kind="op", name="", bytes=1),), runs=(8.0,))
-    known = FactsReading(alone_us={"op": 0.0, "compiler": 0.0}, host_us_of_calls={"": 20.0}, host_us_of_step=300.0)
+    known = FactsReading(alone_us={"op": 0.0, "compiler": 0.0}, host_us_of_calls=8 * 20.0, host_us_of_step=300.0)
     assert prediction.step_us(600, base, own, known, on_gpu=True) == pytest.approx(600 + 8 * 20 * 2)
 
 
