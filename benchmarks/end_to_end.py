@@ -231,12 +231,12 @@ def run(case: Case, seconds: float, processes: int, short: bool) -> Line:
             model, inputs = case.build()
             report = compare(
                 model, inputs, [case.op], arms=["op"], train=case.train, seconds=seconds,
-                compile_options=options, predict=True,
+                compile_options=options, predict=True, progress=telling(case.title),
             )  # fmt: skip
         else:
             report = compare_file(
                 f"{__file__}:{case.name}", [case.op], arms=["op"], train=case.train, seconds=seconds,
-                compile_options=options, predict=True, processes=processes,
+                compile_options=options, predict=True, processes=processes, progress=telling(case.title),
             )  # fmt: skip
     except Exception as error:  # one case must not end the suite
         return Line(case.title, problem=f"{type(error).__name__}: {error}".splitlines()[0][:90])
@@ -262,6 +262,19 @@ def run(case: Case, seconds: float, processes: int, short: bool) -> Line:
         problems[0][:90] if problems else "",
         time.monotonic() - begin,
     )
+
+
+def telling(title: str) -> Callable[[str, float], None]:
+    """What a case is doing, and for how long already: on a terminal one line that is written over, else nothing."""
+    begin = time.monotonic()
+
+    def tell(message: str, share: float) -> None:
+        if sys.stderr.isatty():
+            line = f"{title}: {message} ({share:.0%}, {time.monotonic() - begin:.0f} s)"
+            sys.stderr.write(f"\r{line[:110]:<110}\r")
+            sys.stderr.flush()
+
+    return tell
 
 
 def show(line: Line) -> str:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def record(step: Callable[[], Any], device: torch.device, steps: int = 1) -> Pro
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     synchronize(device)
-    with _quiet(), profile(activities=activities, acc_events=True) as taken:
+    with _quiet(), profile(activities=activities) as taken:
         for _ in range(steps):
             step()
         synchronize(device)
@@ -88,7 +89,7 @@ def record_turns(
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     order = [*steps, *reversed(list(steps))]
     synchronize(device)
-    with _quiet(), profile(activities=activities, acc_events=True) as taken:
+    with _quiet(), profile(activities=activities) as taken:
         end = time.monotonic() + load
         while time.monotonic() < end:
             for name in order:
@@ -159,9 +160,14 @@ def busy_us(records: list[Record]) -> float:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Some builds of kineto print lines of their own to the process's error stream: they go nowhere meanwhile."""
+    """Some builds of kineto print lines of their own to the process's error stream: they go nowhere meanwhile.
+
+    That records of one cycle do not reach the next is meant: torch warns of it.
+    """
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message=".*Profiler clears events.*")
         try:
             kept = os.dup(2)
             null = os.open(os.devnull, os.O_WRONLY)
