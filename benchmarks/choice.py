@@ -6,13 +6,14 @@
 Every model is compiled plain, plain again (A/A, the noise floor), with choose="measured", and once for every kind of
 site with that kind alone turned to its other side. All are timed against plain by turns, as whole steps; a ratio is the
 plain compile's time over the arm's. A choice is right where it is the side that the whole model runs faster with, and
-a tie where the two cannot be told apart. With OMP_NUM_THREADS=1 on a CPU the time is the processor's, not the
+a tie where the two differ by no more than A/A. With OMP_NUM_THREADS=1 on a CPU the time is the processor's, not the
 clock's: what other processes take of a shared machine is then left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
@@ -95,6 +96,7 @@ def main() -> None:
     parser.add_argument("--no-kinds", action="store_true", help="do not turn single kinds of sites")
     parser.add_argument("--compile", action="store_true", help="time compiles instead of steps")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "ARM"), help=argparse.SUPPRESS)
+    parser.add_argument("--lock", type=Path, help="a file: processes that share it compile at once and time by turns")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.one:
@@ -108,6 +110,8 @@ def main() -> None:
     if given.compile:
         _compile_times(chosen, given.device, given.train)
         return
+    if given.lock:
+        _by_turns(given.lock)
     rows = []
     for name in chosen:
         try:
@@ -117,6 +121,18 @@ def main() -> None:
     _summary(rows)
     if given.json:
         given.json.write_text(json.dumps([_plain(row) for row in rows], indent=1) + "\n")
+
+
+def _by_turns(path: Path) -> None:
+    """From now on this process times only while it holds the lock, in choices as well as here."""
+    until = timing.until
+
+    def alone(*args: Any, **options: Any) -> timing.Samples:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return until(*args, **options)
+
+    timing.until = alone
 
 
 def _plain(row: Row) -> dict[str, Any]:
@@ -160,7 +176,10 @@ def _compare(name: str, given: argparse.Namespace) -> Row:
         )  # fmt: skip
         return timing.judge(samples), 1e3 * samples.medians[0]
 
-    plain = compiled("plain", None)
+    try:
+        plain = compiled("plain", None)
+    except Exception as error:
+        raise RuntimeError(f"plain torch.compile fails ({type(error).__name__})") from error
     again = compiled("again", None)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
@@ -174,7 +193,7 @@ def _compare(name: str, given: argparse.Namespace) -> Row:
         f"{name}: step {milliseconds:.2f} ms, A/A {_text(noise)}, measured {_text(verdict)} (first call {took:.0f} s)",
         flush=True,
     )
-    kinds = [] if given.no_kinds else _kinds(reports, base, compiled, lambda arm: against(plain, arm)[0])
+    kinds = [] if given.no_kinds else _kinds(reports, base, compiled, lambda arm: against(plain, arm)[0], noise)
     for kind in kinds:
         low, high = kind.interval
         print(
@@ -194,7 +213,9 @@ def _kinds(
     base: str | None,
     compiled: Callable[[str, dict[str, Any] | None], Callable[[], None]],
     against_plain: Callable[[Callable[[], None]], timing.Verdict],
+    itself: timing.Verdict,
 ) -> list[Kind]:
+    floor = max(itself.interval[1], 1 / itself.interval[0])  # what differs by less is not told apart
     of_key: dict[str, list[SiteReport]] = {}
     for report in reports:
         if report.key:
@@ -209,9 +230,9 @@ def _kinds(
         if turned == COMPILER:
             ratio, low, high = 1 / ratio, 1 / high, 1 / low
         chosen = found[0].decision.choice
-        if low > 1.0 + verdict.noise:
+        if low > max(1.0 + verdict.noise, floor):
             better = KERNEL
-        elif high < 1.0 - verdict.noise:
+        elif high < 1.0 / max(1.0 + verdict.noise, floor):
             better = COMPILER
         else:
             better = ""

@@ -48,6 +48,8 @@ _OPTIONS = [
 
 # Called with the reports of every graph: what lists the sites of a whole program.
 LISTENERS: list[Callable[[list[SiteReport]], None]] = []
+# Devices on which a kernel's loss is looked at again: compiling a stretch takes seconds there, and timing is quiet.
+_DOUBTED = frozenset(["cuda"])
 # Choices that are looked at again together: (idiom, choice).
 _GROUPS = ((True, KERNEL), (False, COMPILER), (False, KERNEL))
 
@@ -101,6 +103,7 @@ class Chooser:
         self._left = tune_seconds
         self._settled: dict[str, Decision] = {}
         self._stood: dict[str, Decision] = {}  # by the same keys: what the model around said of a choice
+        self._doubts: dict[str, Decision] = {}  # by the same keys: what it said of a loss
         self._warned: set[str] = set()
         self._agreement = Agreement(patience=tune_seconds + 60.0)
 
@@ -180,7 +183,35 @@ class Chooser:
                 for other, _ in waiting:
                     if other is case or other.site.root in inside:
                         self._stood.setdefault(other.key, verdict)
-        return [(case, self._after(case, decision)) for case, decision in decided]
+        return self._doubted([(case, self._after(case, decision)) for case, decision in decided], scope_of)
+
+    def _doubted(
+        self, decided: list[tuple[_Case, Decision]], scope_of: dict[torch.fx.Node, Scope]
+    ) -> list[tuple[_Case, Decision]]:
+        """The same, where a kernel that lost in its surroundings wins in the model around.
+
+        It may: what the compiler fuses there it may write twice, for two readers, or in a layout that the next call
+        copies. On a GPU a look takes seconds, and is had for half of the time at most.
+        """
+        lost = [case for case, d in decided if d.measured and d.ratio and _is_idiom(case) and d.choice == COMPILER]
+        taken = {node for case, d in decided if d.choice == KERNEL for node in case.site.nodes}
+        won: dict[Site, Decision] = {}
+        for case in (c for c in lost if c.device in _DOUBTED and not taken.intersection(c.site.nodes)):
+            if case.key not in self._doubts:
+                alike = [c.change for c in lost if c.key == case.key and not taken.intersection(c.site.nodes)]
+                found = stretch.around(case.site, alike, scope_of)
+                if found is None or self._left < self.tune_seconds / 2:
+                    continue
+                self._doubts[case.key] = self._stretch_verdict(case, Decision(COMPILER, ""), found, doubt=True)
+            if (verdict := self._doubts[case.key]).choice == KERNEL:
+                taken.update(case.site.nodes)
+                won[case.site] = verdict
+        covered = {node for site in won for node in site.nodes}
+        kept = [(c, d) for c, d in decided if c.site in won or not covered.intersection(c.site.nodes)]
+        return [
+            (c, dataclasses.replace(d, choice=KERNEL, why=f"{d.why}; but {won[c.site].why}") if c.site in won else d)
+            for c, d in kept
+        ]
 
     def _after(self, case: _Case, decision: Decision) -> Decision:
         verdict = self._stood.get(case.key) if decision.measured else None
@@ -190,11 +221,15 @@ class Chooser:
             return verdict
         return dataclasses.replace(decision, choice=verdict.choice, why=f"{decision.why}; but {verdict.why}")
 
-    def _stretch_verdict(self, case: _Case, decision: Decision, found: Stretch | None) -> Decision:
+    def _stretch_verdict(self, case: _Case, decision: Decision, found: Stretch | None, doubt: bool = False) -> Decision:
         if found is None:
             why = f"{decision.why}, but not both on the device and on the host"
             return dataclasses.replace(decision, choice=COMPILER, why=why) if decision.open else decision
-        signature = {**found.signature(), **_setting(case.device, [c.site.spec for c in found.changes])}
+        signature = {
+            **found.signature(),
+            **_setting(case.device, [c.site.spec for c in found.changes]),
+            **({"doubt": True} if doubt else {}),
+        }
         key = digest(signature)
         specs = list({c.site.spec.name: c.site.spec for c in found.changes}.values())
         about = {
@@ -210,7 +245,7 @@ class Chooser:
         def measured(seconds: float) -> Decision:
             replay = bool(_option("triton.cudagraphs"))
             samples = measure.confirm(found, seconds=seconds, replay_decides=replay)
-            return _last_word(samples, _is_idiom(case), decision.choice)
+            return _last_word(samples, _is_idiom(case), decision.choice, doubt)
 
         return self._agreement.settle(key, lambda: self._known_or(measured, case.site, case.device, key, about))
 
@@ -329,13 +364,13 @@ def _is_idiom(case: _Case) -> bool:
     return bool(case.site.idiom)
 
 
-def _last_word(samples: timing.Samples, idiom: bool, chosen: str) -> Decision:
+def _last_word(samples: timing.Samples, idiom: bool, chosen: str, doubt: bool = False) -> Decision:
     """What timing a stretch says: ``samples`` are of it as given and with the change, the kernel in place of an idiom
-    or the compiler's code in place of an op."""
+    or the compiler's code in place of an op. Where it is to overrule a loss (``doubt``), it must win clearly."""
     verdict = timing.judge(samples)
     before, after = (1e6 * t for t in samples.medians)
     if idiom:
-        choice = KERNEL if verdict.second_is_faster else COMPILER
+        choice = KERNEL if (verdict.second_wins if doubt else verdict.second_is_faster) else COMPILER
         why = f"the model around it is {'' if choice == KERNEL else 'not '}faster with the kernel"
     elif chosen == COMPILER:
         choice = KERNEL if verdict.second_is_slower else COMPILER

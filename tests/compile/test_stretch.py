@@ -56,6 +56,30 @@ def test_an_op_that_the_model_calls_stays_where_the_model_says_so(
     assert site.decision.choice == choice
 
 
+@pytest.mark.parametrize(("chosen", "choice"), [(0.9, "kernel"), (0.985, "compiler"), (1.0, "compiler")])
+def test_a_kernel_that_loses_in_its_surroundings_may_win_in_the_model(
+    chosen: float, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a norm with the sum before it and the norm alone, found in one place, one at most is served."""
+    monkeypatch.setattr("opgraft.compile.choice._DOUBTED", frozenset(["cpu"]))
+    monkeypatch.setattr(timing, "interleave", fake_times(1.0, 2.0))
+    monkeypatch.setattr(measure, "confirm", times(1.0, chosen))
+    found = opgraft.sites(models()["idiom"], torch.randn(6, 16), tune_seconds=600.0)
+    assert [site.decision.choice for site in found] == [choice]
+    assert ("but the model around it is faster" in found[0].decision.why) == (choice == "kernel")
+
+    def norms(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x + x.sin()
+            x = x + w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+        return x
+
+    inputs = torch.randn(3, 16), torch.rand(16)
+    served = [s for s in opgraft.sites(norms, inputs, tune_seconds=600.0) if s.chosen]
+    assert [s.idiom for s in served] == ["add-rms-norm"] * (2 if choice == "kernel" else 0)
+    torch.testing.assert_close(without_inductor(norms, "measured")(*inputs), norms(*inputs))
+
+
 def test_a_second_process_takes_the_same_word_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "interleave", fake_times(2.0, 1.0))
     monkeypatch.setattr(measure, "confirm", times(1.0, 1.0))
