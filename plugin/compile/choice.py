@@ -7,23 +7,21 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from opgraft.compile import identity, measure, reference, span, stretch, timing
+from opgraft.compile import identity, measure, span, stretch, timing
 from opgraft.compile.agree import Agreement
+from opgraft.compile.case import Case, case_of, described, option, report, setting, today
 from opgraft.compile.change import Change, make_all, rehearsed
 from opgraft.compile.find import find_sites
 from opgraft.compile.fusible import Fusibility
-from opgraft.compile.metadata import facts_of, value_of
-from opgraft.compile.neighbourhood import Neighbourhood, around, digest
+from opgraft.compile.neighbourhood import Neighbourhood, digest
 from opgraft.compile.scope import Scope, scopes
 from opgraft.compile.site import COMPILER, KERNEL, Decision, Site, SiteReport, SiteWarning
-from opgraft.compile.store import Store, architecture, torch_minor
+from opgraft.compile.store import Store, architecture
 from opgraft.compile.stretch import Stretch
-from opgraft.registry import OpSpec
 
 MEASURED = "measured"
 CHOICES = (MEASURED, KERNEL, COMPILER)
@@ -31,56 +29,12 @@ CHOICES = (MEASURED, KERNEL, COMPILER)
 # Timing one site, beside compiling it twice; more sharpens the interval only by the square root.
 _SECONDS_A_SITE = 0.6
 _SILENT_SECONDS = 1.0
-# What changes the code that Inductor writes enough to turn a choice.
-_OPTIONS = [
-    "max_autotune",
-    "max_autotune_pointwise",
-    "max_autotune_gemm",
-    "coordinate_descent_tuning",
-    "epilogue_fusion",
-    "freezing",
-    "cpp_wrapper",
-    "triton.cudagraphs",
-    "emulate_precision_casts",
-    "size_asserts",
-]
-
-
 # Called with the reports of every graph: what lists the sites of a whole program.
 LISTENERS: list[Callable[[list[SiteReport]], None]] = []
 # Devices on which a kernel's loss is looked at again: compiling a stretch takes seconds there, and timing is quiet.
 _DOUBTED = frozenset(["cuda"])
 # Choices that are looked at again together: (idiom, choice).
 _GROUPS = ((True, KERNEL), (False, COMPILER), (False, KERNEL))
-
-
-@dataclass(frozen=True)
-class _Case:
-    """A site with what is needed to decide for it. ``surroundings`` is None where shapes are unknown."""
-
-    site: Site
-    scope: Scope
-    surroundings: Neighbourhood | None
-    inlined: torch.fx.GraphModule | None  # the traced reference, at a call of an op
-    obstacle: str  # why the reference cannot stand there
-    key: str  # of the surroundings: equal for the same site in another layer
-
-    @property
-    def device(self) -> str:
-        assert self.surroundings is not None
-        return self.surroundings.inputs[0][1].device.type
-
-    @property
-    def change(self) -> Change:
-        """What differs from the graph as given: the kernel in place of an idiom, or the reference in place of an op."""
-        return Change(self.site, None if _is_idiom(self) else self.inlined, self.autocast)
-
-    @property
-    def autocast(self) -> str:
-        fact = facts_of(self.site.root) or next((f for a in self.site.args if (f := facts_of(a))), None)
-        kind = fact.device.type if fact is not None else "cpu"
-        on = bool(self.scope.autocast) or torch.is_autocast_enabled(kind)
-        return kind if on else ""
 
 
 class Chooser:
@@ -126,13 +80,13 @@ class Chooser:
             if error is not None:
                 decision = _left(case, f"it cannot be rewritten ({type(error).__name__}: {_first_line(error)})")
                 self._warn(case.site, decision.why)
-            reports.append(_report(case, decision))
+            reports.append(report(case, decision))
         self._tell(reports)
         return reports
 
     def look(self, graph: torch.fx.Graph) -> list[SiteReport]:
         """Decides for every site of ``graph`` and changes nothing."""
-        reports = [_report(case, decision) for case, decision in self.decide(graph)]
+        reports = [report(case, decision) for case, decision in self.decide(graph)]
         self._tell(reports)
         return reports
 
@@ -141,7 +95,7 @@ class Chooser:
         for listener in LISTENERS:
             listener(reports)
 
-    def decide(self, graph: torch.fx.Graph) -> list[tuple[_Case, Decision]]:
+    def decide(self, graph: torch.fx.Graph) -> list[tuple[Case, Decision]]:
         """Every site of a graph with its decision; the graph is not changed."""
         scope_of = scopes(graph)
         found = find_sites(graph, scope_of)
@@ -149,12 +103,12 @@ class Chooser:
             return []
         fusible = Fusibility()
         traced: dict[Any, torch.fx.GraphModule] = {}
-        decided: list[tuple[_Case, Decision]] = []
+        decided: list[tuple[Case, Decision]] = []
         served: set[torch.fx.Node] = set()
         for site in found:
             if served.intersection(site.nodes):
                 continue  # part of a larger idiom that a kernel serves
-            case = _case(site, scope_of, fusible, traced)
+            case = case_of(site, scope_of, fusible, traced)
             decision = self._decide(case)
             if decision.choice == KERNEL:
                 served.update(site.nodes)
@@ -162,8 +116,8 @@ class Chooser:
         return self._confirmed(decided, scope_of)
 
     def _confirmed(
-        self, decided: list[tuple[_Case, Decision]], scope_of: dict[torch.fx.Node, Scope]
-    ) -> list[tuple[_Case, Decision]]:
+        self, decided: list[tuple[Case, Decision]], scope_of: dict[torch.fx.Node, Scope]
+    ) -> list[tuple[Case, Decision]]:
         """The same decisions, where they also hold in the model around: see ``stretch``.
 
         Kernels put in place of idioms must make the stretch measurably faster. At the model's own calls of an op the
@@ -172,7 +126,7 @@ class Chooser:
         if self.choose != MEASURED:
             return decided
         for group in _GROUPS:
-            waiting = [(case, d) for case, d in decided if d.measured and (_is_idiom(case), d.choice) == group]
+            waiting = [(case, d) for case, d in decided if d.measured and (case.is_idiom, d.choice) == group]
             changes = [c.change for c, _ in waiting]
             for case, decision in waiting:
                 if case.key in self._stood:
@@ -186,14 +140,14 @@ class Chooser:
         return self._doubted([(case, self._after(case, decision)) for case, decision in decided], scope_of)
 
     def _doubted(
-        self, decided: list[tuple[_Case, Decision]], scope_of: dict[torch.fx.Node, Scope]
-    ) -> list[tuple[_Case, Decision]]:
+        self, decided: list[tuple[Case, Decision]], scope_of: dict[torch.fx.Node, Scope]
+    ) -> list[tuple[Case, Decision]]:
         """The same, where a kernel that lost in its surroundings wins in the model around.
 
         It may: what the compiler fuses there it may write twice, for two readers, or in a layout that the next call
         copies. On a GPU a look takes seconds, and is had for half of the time at most.
         """
-        lost = [case for case, d in decided if d.measured and d.ratio and _is_idiom(case) and d.choice == COMPILER]
+        lost = [case for case, d in decided if d.measured and d.ratio and case.is_idiom and d.choice == COMPILER]
         taken = {node for case, d in decided if d.choice == KERNEL for node in case.site.nodes}
         won: dict[Site, Decision] = {}
         for case in (c for c in lost if c.device in _DOUBTED and not taken.intersection(c.site.nodes)):
@@ -213,7 +167,7 @@ class Chooser:
             for c, d in kept
         ]
 
-    def _after(self, case: _Case, decision: Decision) -> Decision:
+    def _after(self, case: Case, decision: Decision) -> Decision:
         verdict = self._stood.get(case.key) if decision.measured else None
         if verdict is None or verdict.choice == decision.choice:
             return decision
@@ -221,13 +175,13 @@ class Chooser:
             return verdict
         return dataclasses.replace(decision, choice=verdict.choice, why=f"{decision.why}; but {verdict.why}")
 
-    def _stretch_verdict(self, case: _Case, decision: Decision, found: Stretch | None, doubt: bool = False) -> Decision:
+    def _stretch_verdict(self, case: Case, decision: Decision, found: Stretch | None, doubt: bool = False) -> Decision:
         if found is None:
             why = f"{decision.why}, but not both on the device and on the host"
             return dataclasses.replace(decision, choice=COMPILER, why=why) if decision.open else decision
         signature = {
             **found.signature(),
-            **_setting(case.device, [c.site.spec for c in found.changes]),
+            **setting(case.device, [c.site.spec for c in found.changes]),
             **({"doubt": True} if doubt else {}),
         }
         key = digest(signature)
@@ -239,17 +193,17 @@ class Chooser:
             "training": found.training,
             "architecture": architecture(case.device),
             "build": ", ".join(identity.of_op(spec) for spec in specs),
-            "measured_on": _today(),
+            "measured_on": today(),
         }
 
         def measured(seconds: float) -> Decision:
-            replay = bool(_option("triton.cudagraphs"))
+            replay = bool(option("triton.cudagraphs"))
             samples = measure.confirm(found, seconds=seconds, replay_decides=replay)
-            return _last_word(samples, _is_idiom(case), decision.choice, doubt)
+            return _last_word(samples, case.is_idiom, decision.choice, doubt)
 
         return self._agreement.settle(key, lambda: self._known_or(measured, case.site, case.device, key, about))
 
-    def _decide(self, case: _Case) -> Decision:
+    def _decide(self, case: Case) -> Decision:
         site = case.site
         if case.obstacle:
             return _left(case, case.obstacle)
@@ -262,14 +216,14 @@ class Chooser:
             if self.choose == KERNEL:
                 self._settled[key] = self._forced(site, surroundings)
             else:
-                about = _about(surroundings)
+                noted = described(surroundings)
 
                 def measured(seconds: float) -> Decision:
-                    replay = bool(_option("triton.cudagraphs"))
+                    replay = bool(option("triton.cudagraphs"))
                     return measure.measure(surroundings, seconds=seconds, replay_decides=replay)
 
                 self._settled[key] = self._agreement.settle(
-                    key, lambda: self._known_or(measured, site, case.device, key, about)
+                    key, lambda: self._known_or(measured, site, case.device, key, noted)
                 )
         decision = self._settled[key]
         if decision.why.startswith(_FAILED):
@@ -331,37 +285,16 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:300]
 
 
-def _change(case: _Case, decision: Decision) -> Change | None:
+def _change(case: Case, decision: Decision) -> Change | None:
     """What a decision changes in the graph; None where the site stays as it is."""
-    return case.change if decision.choice != (COMPILER if _is_idiom(case) else KERNEL) else None
+    return case.change if decision.choice != (COMPILER if case.is_idiom else KERNEL) else None
 
 
-def _left(case: _Case, why: str) -> Decision:
+def _left(case: Case, why: str) -> Decision:
     """A site that stays as the model has it."""
-    if _is_idiom(case):
+    if case.is_idiom:
         return Decision(COMPILER, f"left to the compiler: {why}")
     return Decision(KERNEL, f"left as called: {why}")
-
-
-def _case(site: Site, scope_of: dict[torch.fx.Node, Scope], fusible: Fusibility, traced: dict[Any, Any]) -> _Case:
-    scope = scope_of[site.root]
-    inlined, obstacle = None, ""
-    if not site.idiom:
-        try:
-            inlined = _traced_once(site, scope, traced)
-        except reference.NoReferenceError as error:
-            obstacle = str(error)
-    # Without its fusible neighbours a site is still worth measuring: some neighbour may have an unknown shape.
-    surroundings = around(site, scope_of, fusible) or around(site, scope_of, _nothing)
-    key = ""
-    if surroundings is not None:
-        device = surroundings.inputs[0][1].device.type
-        key = digest({**surroundings.signature(), **_setting(device, [site.spec])})
-    return _Case(site, scope, surroundings, inlined, obstacle, key)
-
-
-def _is_idiom(case: _Case) -> bool:
-    return bool(case.site.idiom)
 
 
 def _last_word(samples: timing.Samples, idiom: bool, chosen: str, doubt: bool = False) -> Decision:
@@ -387,88 +320,6 @@ def _last_word(samples: timing.Samples, idiom: bool, chosen: str, doubt: bool = 
         noise=round(verdict.noise, 4),
         compiler_us=round(before if idiom else after, 2),
         kernel_us=round(after if idiom else before, 2),
-    )
-
-
-def _nothing(node: torch.fx.Node) -> bool:
-    return False
-
-
-def _traced_once(site: Site, scope: Scope, traced: dict[Any, Any]) -> torch.fx.GraphModule:
-    wants = [a for a in site.root.all_input_nodes if getattr(value_of(a), "requires_grad", False)]
-    if scope.grad and wants:
-        if site.spec.surrogate:
-            raise reference.NoReferenceError("its gradient is a surrogate, which only the op has")
-        if not _has_gradient(value_of(site.root)):
-            raise reference.NoReferenceError("the op gives no gradient where its reference would")
-    key = (site.spec.name, repr(torch.fx.map_arg((site.args, dict(site.kwargs)), _spelled)))
-    if key not in traced:
-        traced[key] = reference.trace(site.spec.reference, site.args, dict(site.kwargs), value_of(site.root))
-    found: torch.fx.GraphModule = traced[key]
-    return found
-
-
-def _spelled(node: torch.fx.Node) -> Any:
-    value = value_of(node)
-    if isinstance(value, torch.Tensor):
-        # Sizes and strides as expressions: in one graph equal expressions are equal numbers.
-        return f"{value.dtype}{[str(s) for s in value.shape]}{[str(s) for s in value.stride()]}{value.device}"
-    return f"{node.name}:{value}"
-
-
-def _has_gradient(value: Any) -> bool:
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    floating = [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()]
-    return not floating or any(v.requires_grad for v in floating)
-
-
-def _setting(device: str, specs: list[OpSpec]) -> dict[str, Any]:
-    return {
-        "architecture": architecture(device),
-        "torch": torch_minor(),
-        "spec": [identity.of_op(spec) for spec in specs],
-        "options": {name: str(_option(name)) for name in _OPTIONS},
-    }
-
-
-def _option(name: str) -> Any:
-    import torch._inductor.config as config
-
-    found: Any = config
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-def _about(surroundings: Neighbourhood) -> dict[str, Any]:
-    """What a reader of the store wants to see beside the decision."""
-    device = surroundings.inputs[0][1].device.type
-    return {
-        "op": surroundings.site.spec.name,
-        "idiom": surroundings.site.idiom,
-        "surroundings": surroundings.describe(),
-        "inputs": [str(fact) for _, fact in surroundings.inputs],
-        "training": surroundings.training,
-        "architecture": architecture(device),
-        "build": identity.of_op(surroundings.site.spec),
-        "measured_on": _today(),
-    }
-
-
-def _today() -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime())
-
-
-def _report(case: _Case, decision: Decision) -> SiteReport:
-    facts = [facts_of(a) for a in case.site.args]
-    return SiteReport(
-        op=case.site.spec.name,
-        idiom=case.site.idiom,
-        place=case.site.place,
-        inputs=tuple(str(f) for f in facts if f is not None),
-        surroundings=case.surroundings.describe() if case.surroundings is not None else "",
-        decision=decision,
-        key=case.key,
     )
 
 
