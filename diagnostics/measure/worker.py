@@ -14,6 +14,7 @@ import msgspec
 
 from opgraft.diagnostics.measure import collect, environment, session
 from opgraft.diagnostics.measure.request import Request, question_for, subject_for
+from opgraft.diagnostics.orphans import end_with
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +24,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(arguments: list[str]) -> int:
+    end_with(0)
     request_file, result_file, progress_file = (Path(a) for a in arguments)
     request: Request = msgspec.json.decode(request_file.read_bytes(), type=Request)
 
