@@ -22,7 +22,14 @@ facts about Inductor, twelve that decide and thirty-two cases):
 - cases 20, 21, 23: sizes that depend on data (``test_bad_input``).
 - case 24: a reference that gives its argument back (``test_a_reference_that_gives_its_argument_back_is_copied``).
 - pattern-matcher traps: commuted arguments, scalars of any value, dynamic sizes, views and ``reshape``, several results
-  in any order (``test_rules``, ``test_idioms``).
+  in any order (``test_rules``, ``test_idioms``); a replacement that stands too early, and one that reads what another
+  replacement took away (``test_change``).
+- case 19: strides that padding changes: an inserted op asks for its own by its tag
+  (``test_an_inserted_op_brings_its_own_tag_and_place``).
+
+No matter of a pass are fact 12 (which doors to fusion exist), cases 11, 12, 13, 26, 27 (what the ops themselves do with
+streams, optional and mutated arguments, and their overhead: the tests of the ops), 16 and 25 (packaged models), 18 (no
+rule's op takes a list of tensors), 22 (Triton kernels), 31 (partition rules) and 32 (a neighbour's wrong code).
 """
 
 from __future__ import annotations
