@@ -91,6 +91,8 @@ def collect(
     on_gpu = device.type == "cuda"
     base = next((a for a in arms if a.name == BASELINE and not a.failed), None)
     costs = _host_costs(base, facts, calls, question, subject) if on_gpu else HostCosts()
+    if on_gpu and calls and not costs.step_us:
+        degraded.append("host time of the op's calls")
     ideal = sum(
         int(spec.cost(*c.args, **c.kwargs).bytes) * c.count
         for c in calls

@@ -4,7 +4,7 @@ The GPU's own time and the host's are foretold apart, and the step takes the lon
 
     device(op) = device(compiler) + [A(op) - A(reference)] + price(generated kernels of op) - price(those of compiler)
                  + price(those of the reference) + gap * kernels added
-    host(op)   = host(compiler) + sum over calls of their host time + other launches added * host time of a launch
+    host(op)   = host(compiler) + host time of the op's calls and of the launches added, beside the compiler's step
 
 A price is what a kernel takes that only moves as many bytes. On a CPU nothing hides anything, and the two are a sum.
 It explains and it warns early; it concludes nothing. The measured step stands beside it wherever both are known.
