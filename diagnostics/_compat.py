@@ -308,10 +308,8 @@ def cache_hits() -> int:
     )
 
 
-def tracing() -> Any:
-    """A context in which a backend may be called as Dynamo calls it: torch looks into its caches there alone."""
-    from torch._guards import TracingContext, tracing
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+def compiled_graph() -> Any:
+    """Inductor's class of compiled graphs, fresh and from a cache."""
+    from torch._inductor.output_code import CompiledFxGraph
 
-    return tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv())))
+    return CompiledFxGraph

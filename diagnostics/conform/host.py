@@ -23,6 +23,7 @@ from opgraft.diagnostics.conform.lab import names
 from opgraft.diagnostics.conform.lab.arrive import place_of
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.model import CheckResult, Finding, Location, Report
+from opgraft.diagnostics.orphans import end_with
 
 # compute-sanitizer makes kernels and their loading so many times slower.
 SANITIZED = 8.0
@@ -257,6 +258,7 @@ def _examined(entry: dict[str, Any], request: dict[str, Any]) -> Answer:
 
 
 def main(request: dict[str, Any], answers: Path, begun: Path) -> int:
+    end_with(0)
     before = frozenset(names.registered())
     trouble = _arrive(request)
     if trouble:

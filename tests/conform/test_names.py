@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -106,3 +107,35 @@ def _alive(pid: int) -> bool:
         return False
     state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return state != "Z"
+
+
+SLOW = """
+import time, torch
+@torch.library.custom_op("{ns}::sleeps", mutates_args=())
+def sleeps(x: torch.Tensor) -> torch.Tensor:
+    open({sign!r}, "w").write(str(__import__("os").getpid()))
+    time.sleep(60)
+    return x * 2
+"""
+
+
+def test_nothing_outlives_a_doctor_that_is_killed(tmp_path: Path) -> None:
+    sign, module = tmp_path / "running", tmp_path / "slow_ops.py"
+    module.write_text(SLOW.format(ns="slow_ops", sign=str(sign)))
+    doctor = subprocess.Popen(
+        [sys.executable, "-m", "opgraft.diagnostics.cli", "doctor", "--import", str(module), "slow_ops::sleeps"],
+        stdout=subprocess.DEVNULL,
+    )
+    for _ in range(1200):
+        if sign.exists() and sign.read_text():
+            break
+        time.sleep(0.05)
+    pid = int(sign.read_text())
+    assert _alive(pid)
+    doctor.kill()
+    doctor.wait()
+    for _ in range(100):
+        if not _alive(pid):
+            break
+        time.sleep(0.05)
+    assert not _alive(pid)

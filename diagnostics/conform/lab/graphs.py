@@ -6,6 +6,7 @@ Keeping imports nothing of torch; a cold compile runs in a fork, with fresh cach
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ class Graph:
     backend: Any
     ops: tuple[str, ...]
     grad: bool
+    # What Inductor generated for it in the run, or handed out from a cache: the forward first.
+    sources: list[str] = field(default_factory=list)
 
 
 def custom_nodes(graph: Any) -> Iterator[tuple[str, Any]]:
@@ -49,15 +52,18 @@ def watch(listener: Listener, graphs: list[Graph]) -> None:
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def call_user_compiler(self: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
+            kept = None
             if listener.on and len(graphs) < MOST_GRAPHS:
                 with contextlib.suppress(Exception):
-                    keep(self, gm, listener.book, graphs)
+                    kept = keep(self, gm, listener.book, graphs)
             suspect = None
             if listener.on:
                 with contextlib.suppress(Exception):
                     suspect = statement(gm)
+            watched = kept is not None and is_inductor(kept.backend)
             try:
-                return original(self, gm, *args, **kwargs)
+                with sources(kept.sources) if kept is not None and watched else contextlib.nullcontext():
+                    return original(self, gm, *args, **kwargs)
             except Exception as error:
                 if listener.on and suspect is not None:
                     text = f"{type(error).__name__}: {error}"[:4000]
@@ -86,12 +92,12 @@ def statement(gm: Any) -> Location | None:
     return next((place for place in places if place is not None), None)
 
 
-def keep(output_graph: Any, gm: Any, book: Book, graphs: list[Graph]) -> None:
+def keep(output_graph: Any, gm: Any, book: Book, graphs: list[Graph]) -> Graph | None:
     """A copy of the graph, if it has a custom op in it, and its real inputs."""
     torch = sys.modules["torch"]
     ops = tuple(dict.fromkeys(name for name, _ in custom_nodes(gm.graph)))
     if not ops:
-        return
+        return None
     copy = torch.fx.Graph()
     # The nodes alone: a deep copy would take their example values, and the modules, along.
     values: dict[Any, Any] = {}
@@ -102,7 +108,38 @@ def keep(output_graph: Any, gm: Any, book: Book, graphs: list[Graph]) -> None:
     examples = [getattr(argument, "example", None) for argument in output_graph.graphargs]
     with torch._C._DisableTorchDispatch():
         inputs = [met.keep(example, book) for example in examples]
-    graphs.append(Graph(torch.fx.GraphModule(gm, copy), inputs, output_graph.compiler_fn, ops, torch.is_grad_enabled()))
+    kept = Graph(torch.fx.GraphModule(gm, copy), inputs, output_graph.compiler_fn, ops, torch.is_grad_enabled())
+    graphs.append(kept)
+    return kept
+
+
+@contextlib.contextmanager
+def sources(into: list[str]) -> Iterator[None]:
+    """Collects the code of what Inductor compiles, or takes from its caches, meanwhile."""
+    compiled = _compat.compiled_graph()
+    original = compiled.post_compile
+
+    def post_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        into.append(str(getattr(self, "source_code", "")))
+        return original(self, *args, **kwargs)
+
+    compiled.post_compile = post_compile
+    try:
+        yield
+    finally:
+        compiled.post_compile = original
+
+
+def calls(source: str, op: str) -> tuple[int, tuple[str, ...]]:
+    """How many calls of an op stand in generated code, and the shapes and strides that it expects of their results."""
+    namespace, _, name = op.partition("::")
+    name = name.partition(".")[0]
+    lines = [line for line in source.splitlines() if not line.lstrip().startswith(("#", "//"))]
+    asserts = [line for line in lines if "assert_size_stride(" in line and f"{namespace}.{name}." in line]
+    word = re.compile(rf"torch\.ops\.{re.escape(namespace)}\.{re.escape(name)}\b|{re.escape(op)}\b")
+    count = sum(len(word.findall(line)) for line in lines if line not in asserts)
+    # The name of a buffer depends on what else is in the graph.
+    return count, tuple(line.partition(",")[2].strip() for line in asserts)
 
 
 @dataclass

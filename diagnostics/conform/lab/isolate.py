@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from opgraft.diagnostics.orphans import end_with
+
 Message = dict[str, Any]
 Send = Callable[[Message], None]
 
@@ -57,8 +59,9 @@ def can_fork() -> bool:
     return torch is None or not torch.cuda.is_initialized()
 
 
-def _quiet_process(memory_bytes: int | None) -> None:
+def _quiet_process(memory_bytes: int | None, parent: int) -> None:
     """In the fork: default signals, no threads of the parent, no output of its own, a bound on memory."""
+    end_with(parent)
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(name, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
@@ -84,6 +87,7 @@ def _fork(work: Callable[[Send], None], memory_bytes: int | None) -> tuple[int, 
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
+    here = os.getpid()
     with warnings.catch_warnings():
         # Python 3.12 warns that a fork of a process with threads may deadlock; the time limit covers that.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -95,7 +99,7 @@ def _fork(work: Callable[[Send], None], memory_bytes: int | None) -> tuple[int, 
     try:
         os.close(reader)
         gc.disable()
-        _quiet_process(memory_bytes)
+        _quiet_process(memory_bytes, here)
 
         def send(message: Message) -> None:
             line = json.dumps(message).encode() + b"\n"

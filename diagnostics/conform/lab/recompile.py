@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 from collections.abc import Iterator
@@ -11,13 +10,14 @@ from typing import Any
 
 import torch
 
+from opgraft.diagnostics import _compat
 from opgraft.diagnostics.conform.lab import compare, graphs, met
 from opgraft.diagnostics.conform.lab.graphs import Graph, Seen
 from opgraft.diagnostics.conform.lab.incidents import make
 from opgraft.diagnostics.conform.lab.isolate import Send
 from opgraft.diagnostics.conform.lab.tap import Tap
 from opgraft.diagnostics.conform.lab.tree import leaves, tensors
-from opgraft.diagnostics.model import Finding
+from opgraft.diagnostics.model import Finding, Location
 from opgraft.registry import resolve
 
 # Inputs of an op that differ by no more than a few spacings of their dtype differ by rounding.
@@ -69,15 +69,15 @@ def run(graph: Graph, function: Any) -> Arm:
     return Arm([*(leaf for leaf in leaves(outputs)), *tensors(inputs)], notes.given)
 
 
-def compile_again(graph: Graph, cold: bool, seen: Seen) -> Any:
-    """The graph compiled by its own backend: with fresh caches, or with those of the program."""
+def compile_again(graph: Graph, seen: Seen) -> Any:
+    """The graph compiled by its own backend, with fresh caches."""
     torch._dynamo.reset()
     backend = getattr(graph.backend, "_torchdynamo_orig_backend", graph.backend)
 
     def call(*args: Any) -> Any:
         # A backend may edit the graph that it is given.
         module = torch.fx.GraphModule(graph.module, copy.deepcopy(graph.module.graph))
-        with graphs.cold(seen) if cold else contextlib.nullcontext():
+        with graphs.cold(seen):
             return backend(module, list(args))(*args)
 
     return call
@@ -104,7 +104,9 @@ def examine(graph: Graph) -> Iterator[Finding]:
     places = graphs.places(graph)
     seen = Seen()
     eager = run(graph, graph.module)
-    compiled = run(graph, compile_again(graph, True, seen))
+    fresh: list[str] = []
+    with graphs.sources(fresh):
+        compiled = run(graph, compile_again(graph, seen))
     for name, size in seen.layout_bytes.items():
         if not size:
             continue
@@ -131,6 +133,8 @@ def examine(graph: Graph) -> Iterator[Finding]:
     again = run(graph, graph.module)
     if compare.disagree(eager.outputs, again.outputs, 1):
         return
+    if _compat.cache_hits():
+        yield from stale(graph, fresh, places)
     if _equal(eager, compiled):
         return
     name, small = _rounding(eager, compiled)
@@ -144,6 +148,37 @@ def examine(graph: Graph) -> Iterator[Finding]:
             "leave-it",
             severity="note",
         )
+
+
+def stale(graph: Graph, fresh: list[str], places: dict[str, Location]) -> Iterator[Finding]:
+    """Code that came out of a cache and is not what a fresh compile gives.
+
+    A cache knows an op by its name: an entry that an earlier process made for another schema or fake of it is handed
+    out still.
+    """
+    if not graph.sources or not fresh:
+        return
+    for name in graph.ops:
+        (ours, layout), (theirs, wanted) = graphs.calls(graph.sources[0], name), graphs.calls(fresh[0], name)
+        words = ""
+        if ours != theirs:
+            words = f"it calls the op {times(ours)}, a fresh compile {times(theirs)}"
+        elif layout != wanted:
+            words = "it expects results of other shapes or strides than a fresh compile"
+        if words:
+            yield make(
+                "stale-cache",
+                f"The compiled code of a graph with {name} comes out of a compile cache, and is not that of the op as "
+                f"it is registered now: {words}. A cache knows ops by name.",
+                places.get(name),
+                name,
+                "clear-cache",
+                evidence=tuple(f"from the cache: {line}" for line in layout if line not in wanted),
+            )
+
+
+def times(count: int) -> str:
+    return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
 def _equal(left: Arm, right: Arm) -> bool:
@@ -164,8 +199,6 @@ def check_graphs(kept: list[Graph], send: Send, seconds: float) -> None:
             continue
 
         def work(tell: Send, graph: Graph = graph) -> None:
-            from opgraft.diagnostics import _compat
-
             torch.set_num_threads(1)
             _compat.quiet_compiler()
             for finding in examine(graph):
