@@ -83,7 +83,7 @@ void launch_ring(const Launch& context, const CrossEntropyCall<T>& call) {
   const int64_t clusters = std::min(call.layout.rows, clusters_at_once(kernel, config));
   config.gridDim = dim3(static_cast<unsigned>(clusters * plan.shape.cluster));
   // Only `measure_targets` may be still at work when logits are read: whatever else stands before is older.
-  config.numAttrs = call.scales != nullptr ? 2 : 1;
+  config.numAttrs = 2;
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, call, plan.shape));
 }
 
