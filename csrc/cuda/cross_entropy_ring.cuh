@@ -142,11 +142,15 @@ __device__ __forceinline__ void bring_chunk(const RowPlace<T>& place, int classe
   }
 }
 
-// The row that is a cluster's number `turn`; none is left where it is not below the number of rows.
-template <typename A>
-__device__ __forceinline__ int64_t row_of_turn(RingState<A>& state, int turn) {
-  const int place = turn % ROWS_ANNOUNCED;
-  hopper::wait(&state.announced[place], turn / ROWS_ANNOUNCED % 2);
+// The row that is a cluster's number `turn`; none is left where it is not below the number of rows. The first one needs
+// no announcement, nor does the end where no cluster has a second one: short calls wait for nothing.
+template <typename T>
+__device__ __forceinline__ int64_t row_of_turn(const CrossEntropyCall<T>& call, RingState<DeviceAccumulate<T>>& state,
+                                               int cluster, int turn) {
+  if (turn == 0) return blockIdx.x / cluster;
+  if (call.layout.rows <= gridDim.x / cluster) return call.layout.rows;
+  const int place = (turn - 1) % ROWS_ANNOUNCED;
+  hopper::wait(&state.announced[place], (turn - 1) / ROWS_ANNOUNCED % 2);
   return state.rows[place];
 }
 
@@ -154,7 +158,7 @@ __device__ __forceinline__ int64_t row_of_turn(RingState<A>& state, int turn) {
 template <typename A>
 __device__ __forceinline__ void announce(RingState<A>& state, int64_t row, int cluster, int turn) {
   const int lane = threadIdx.x % 32;
-  const int place = turn % ROWS_ANNOUNCED;
+  const int place = (turn - 1) % ROWS_ANNOUNCED;
   if (lane < cluster) {
     hopper::send(hopper::address_in(&state.rows[place], lane), row, hopper::address_in(&state.announced[place], lane));
   }
@@ -290,31 +294,27 @@ __device__ __forceinline__ void bring_rows(const CrossEntropyCall<T>& call, cons
   const int64_t clusters = gridDim.x / shape.cluster;
   const int turns = twice ? 2 * shape.chunks : shape.chunks;
   RingPosition at;
-  int64_t row = blockIdx.x / shape.cluster;
-  if (lane == 0) hopper::arrive_expecting(&state.announced[0], sizeof(int64_t));
-  __syncwarp();
-  if (rank == 0) announce(state, row, shape.cluster, 0);
-  for (int number = 0; row < call.layout.rows; ++number) {
+  for (int number = 0;; ++number) {
+    const int64_t row = row_of_turn(call, state, shape.cluster, number);
+    if (row >= call.layout.rows) break;
     const RowPlace<T> place(call.logits + call.layout.begin(row), classes, shape, rank);
-    if (lane == 0) hopper::arrive_expecting(&state.announced[(number + 1) % ROWS_ANNOUNCED], sizeof(int64_t));
+    const bool more = call.layout.rows > clusters;
+    if (more && lane == 0) hopper::arrive_expecting(&state.announced[number % ROWS_ANNOUNCED], sizeof(int64_t));
     for (int turn = 0; turn < turns; ++turn) {
       const int chunk = turn < shape.chunks ? turn : 2 * shape.chunks - 1 - turn;
       hopper::wait(&state.empty[at.slot], at.parity ^ 1);
       bring_chunk(place, classes, place.begin + chunk * shape.chunk_vectors, place.chunk_count(shape, chunk),
                   ring + at.slot * shape.chunk_vectors, &state.full[at.slot], lane);
       at.advance(shape.slots);
-      if (turn == 0 && rank == 0) {
-        int64_t next = call.layout.rows;
-        if (next > clusters) {
-          // The count was set to zero by the kernel before.
-          if (number == 0) wait_for_the_kernel_before();
-          if (lane == 0) next = clusters + static_cast<int64_t>(atomicAdd(call.taken, 1ull));
-          next = __shfl_sync(FULL_WARP, next, 0);
-        }
+      if (turn == 0 && rank == 0 && more) {
+        // The count was set to zero by the kernel before.
+        if (number == 0) wait_for_the_kernel_before();
+        int64_t next = 0;
+        if (lane == 0) next = clusters + static_cast<int64_t>(atomicAdd(call.taken, 1ull));
+        next = __shfl_sync(FULL_WARP, next, 0);
         announce(state, next, shape.cluster, number + 1);
       }
     }
-    row = row_of_turn(state, number + 1);
   }
 }
 
@@ -329,7 +329,7 @@ __device__ __forceinline__ void sum_rows(const CrossEntropyCall<T>& call, const 
   const int classes = static_cast<int>(call.layout.classes);
   RingPosition at;
   for (int turn = 0;; ++turn) {
-    const int64_t row = row_of_turn(state, turn);
+    const int64_t row = row_of_turn(call, state, shape.cluster, turn);
     if (row >= call.layout.rows) break;
     const RowPlace<T> place(call.logits + call.layout.begin(row), classes, shape, rank);
     RowSum<A, GENERAL> sum;
@@ -372,7 +372,7 @@ __device__ __forceinline__ void write_rows(const CrossEntropyCall<T>& call, cons
   const int classes = static_cast<int>(call.layout.classes);
   RingPosition at;
   for (int turn = 0;; ++turn) {
-    const int64_t row = row_of_turn(state, turn);
+    const int64_t row = row_of_turn(call, state, shape.cluster, turn);
     if (row >= call.layout.rows) break;
     const T* const begin = call.logits + call.layout.begin(row);
     const int64_t target = call.target_of(row);
