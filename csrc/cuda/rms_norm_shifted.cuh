@@ -1,8 +1,8 @@
 // rms_norm and add_rms_norm forward of rows that do not lie on 16 bytes: odd lengths, and views that begin anywhere.
 //
 // The row goes through shared memory, into it and out of it in whole aligned vectors; what lies beside the row in its
-// first and last vector is not written. A thread takes its elements out of two neighbouring vectors and has the same ones
-// as in norm_registers: the same bits, whatever the alignment.
+// first and last vector is not written. A thread takes its elements out of two neighbouring vectors and has the same
+// ones as in norm_registers: the same bits, whatever the alignment.
 #pragma once
 
 #include "cuda/rms_norm_kernel.cuh"

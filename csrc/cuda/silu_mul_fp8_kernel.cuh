@@ -13,8 +13,8 @@ namespace opgraft::cuda {
 namespace {
 
 constexpr int SILU_BLOCK = 128;
-constexpr int SILU_THREADS = 512;  // of a block that walks rows
-constexpr int SILU_VECTORS = 4;    // at most, a thread
+constexpr int SILU_THREADS = 512;        // of a block that walks rows
+constexpr int SILU_VECTORS = 4;          // at most, a thread
 constexpr int PROCESSOR_THREADS = 2048;  // at a time
 
 template <typename T>
