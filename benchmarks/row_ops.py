@@ -1,9 +1,9 @@
 """The ops over rows, alone: forward and backward, against torch.compile at its best of two settings and against Liger.
 
-Called by benchmarks/ops.py. On a GPU every arm of the op and of the compiler is a CUDA graph over rotated inputs;
-Liger, where it is installed, is timed by events around its calls. Shares are of the copy that ops.py measures in the
-same process, on the bytes of an ideal kernel: five passes over x for rms_norm with its gradient, eight for
-add_rms_norm.
+Called by benchmarks/ops.py. On the CPU the op and the compiled reference take turns. On a GPU every arm of the op and
+of the compiler is a CUDA graph over rotated inputs; Liger, where it is installed, is timed by events around its calls.
+Shares are of the copy that ops.py measures in the same process, on the bytes of an ideal kernel: five passes over x for
+rms_norm with its gradient, eight for add_rms_norm.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -148,6 +149,17 @@ def seconds(arm: Arm, sets: list[tuple[Any, ...]], device: torch.device, graph: 
     return _median(captured.replay, device, 15) / len(sets)
 
 
+def in_turns(calls: list[Callable[[], Any]], rounds: int = 11) -> list[float]:
+    """Median seconds of each call, one after the other in every round: what else the machine does meets all alike."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds + 2):
+        for call, taken in zip(calls, times, strict=True):
+            started = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - started)
+    return [statistics.median(taken[2:]) for taken in times]
+
+
 def compiled_seconds(case: Case, sets: list[tuple[Any, ...]], device: torch.device) -> float:
     best = float("inf")
     for options in ({}, {"coordinate_descent_tuning": True}) if device.type == "cuda" else ({},):
@@ -166,10 +178,16 @@ def run(names: list[str], device: torch.device, dtype: torch.dtype, copied: floa
         else:
             count = max(1, min(40, int(COLD_BYTES / case.bytes) + 1))
         sets = [case.make() for _ in range(count)]
-        took = seconds(case.op, sets, device)
+        if device.type == "cpu" and compile:
+            torch._dynamo.reset()
+            compiled = torch.compile(case.reference, dynamic=False)
+            took, theirs = in_turns([partial(arm, *sets[0]) for arm in (case.op, compiled)])
+        else:
+            took = seconds(case.op, sets, device)
         line = f"{case.name:48} {took * 1e6:10.1f} us {100 * case.bytes / took / copied:6.1f} % of the copy"
         if compile:
-            theirs = compiled_seconds(case, sets, device)
+            if device.type == "cuda":
+                theirs = compiled_seconds(case, sets, device)
             line += f"   compiled {theirs * 1e6:10.1f} us, {theirs / took:5.2f}x"
         if case.liger is not None:
             theirs = seconds(case.liger, sets, device, graph=False)

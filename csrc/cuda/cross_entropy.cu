@@ -83,7 +83,7 @@ void launch_ring(const Launch& context, const CrossEntropyCall<T>& call) {
   const int64_t clusters = std::min(call.layout.rows, clusters_at_once(kernel, config));
   config.gridDim = dim3(static_cast<unsigned>(clusters * plan.shape.cluster));
   // Only `measure_targets` may be still at work when logits are read: whatever else stands before is older.
-  config.numAttrs = call.scales != nullptr ? 2 : 1;
+  config.numAttrs = 2;
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, call, plan.shape));
 }
 
@@ -122,16 +122,18 @@ CrossEntropyCall<T> make_call(const CrossEntropyInputs& in) {
   return call;
 }
 
-// The mean's denominators and the mean class weight, where the call has a use for them.
+// The mean's denominators and the mean class weight, where the call has a use for them; a forward always has one for
+// the count of rows.
 template <typename T>
-OptionalTensor measure(const Launch& context, CrossEntropyCall<T>& call, const CrossEntropyInputs& in) {
+OptionalTensor measure(const Launch& context, CrossEntropyCall<T>& call, const CrossEntropyInputs& in, bool counting) {
   using A = DeviceAccumulate<T>;
-  if (!in.mean() && (call.weight == nullptr || call.smoothing == A(0))) return std::nullopt;
-  Tensor scales = new_contiguous(in.logits, {SCALES}, accumulate_type(in.logits.scalar_type()));
+  if (!counting && !in.mean() && (call.weight == nullptr || call.smoothing == A(0))) return std::nullopt;
+  Tensor scales = new_contiguous(in.logits, {SCALES_SIZE}, accumulate_type(in.logits.scalar_type()));
   launch_overlapping(measure_targets<T>, 1, SUM_BLOCK, context.stream(), call, in.mean(),
                      static_cast<A*>(scales.mutable_data_ptr()));
   Launch::check();
   call.scales = static_cast<const A*>(scales.const_data_ptr());
+  call.taken = reinterpret_cast<unsigned long long*>(static_cast<A*>(scales.mutable_data_ptr()) + TAKEN_AT);
   return scales;
 }
 
@@ -144,7 +146,7 @@ void forward(const char* op, CrossEntropyForward& given) {
     call.loss = static_cast<A*>(given.losses.mutable_data_ptr());
     call.lse = static_cast<A*>(given.lse.mutable_data_ptr());
     call.statistics = static_cast<A*>(given.statistics.mutable_data_ptr());
-    const OptionalTensor scales = measure(context, call, given.in);
+    const OptionalTensor scales = measure(context, call, given.in, true);
     if (call.layout.rows > 0) {
       if (given.gradient) {
         call.gradient = static_cast<T*>(given.gradient->mutable_data_ptr());
@@ -174,7 +176,7 @@ void backward(const char* op, CrossEntropyBackward& given, bool skip_if_one) {
     call.grad_lse = optional_data<A>(given.grad_lse);
     call.grad_per_row = given.per_row();
     call.skip_if_one = skip_if_one;
-    const OptionalTensor scales = measure(context, call, given.in);
+    const OptionalTensor scales = measure(context, call, given.in, false);
     call.gradient = static_cast<T*>(given.gradient.mutable_data_ptr());
     const int64_t tiles = call.layout.rows * ((call.layout.classes + TILE_ELEMENTS - 1) / TILE_ELEMENTS);
     const auto blocks = static_cast<unsigned>(

@@ -28,13 +28,14 @@ struct CrossEntropyCall {
   const void* target = nullptr;
   bool target_is_wide = true;  // int64, else int32
   const A* weight = nullptr;
-  const A* scales = nullptr;     // what `measure_targets` found; null stands for one
-  A* loss = nullptr;             // one a row
-  A* lse = nullptr;              // one a row
-  A* statistics = nullptr;       // rows maxima, then rows logarithms
-  T* gradient = nullptr;         // dense rows
-  const A* grad_loss = nullptr;  // backward: one number, or one a row
-  const A* grad_lse = nullptr;   // backward: one a row
+  const A* scales = nullptr;            // what `measure_targets` found; null stands for one
+  A* loss = nullptr;                    // one a row
+  A* lse = nullptr;                     // one a row
+  A* statistics = nullptr;              // rows maxima, then rows logarithms
+  T* gradient = nullptr;                // dense rows
+  unsigned long long* taken = nullptr;  // rows given out so far, the first of every cluster not counted
+  const A* grad_loss = nullptr;         // backward: one number, or one a row
+  const A* grad_lse = nullptr;          // backward: one a row
   bool grad_per_row = false;
   bool skip_if_one = false;  // the gradient is there already, for an incoming gradient of one
   int64_t ignore_index = -100;
@@ -47,8 +48,11 @@ struct CrossEntropyCall {
   }
 };
 
-// Found by one block from the targets, for the mean and for smoothed class weights.
+// Found by one block from the targets, for the mean and for smoothed class weights. Behind them in memory a count of
+// rows, which starts at zero.
 enum Scale { LOSS_SCALE = 0, Z_SCALE = 1, MEAN_WEIGHT = 2, SCALES = 3 };
+constexpr int TAKEN_AT = 4;     // in elements: a multiple of 8 bytes
+constexpr int SCALES_SIZE = 6;  // with the count
 
 __device__ __forceinline__ float fast_exp2(float x) {
   float result;

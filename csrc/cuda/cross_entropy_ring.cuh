@@ -28,6 +28,10 @@ constexpr int MAX_WARPS = 4;
 // all blocks, so no block is further ahead of any other's writing warps than twice that: so many places for sums.
 constexpr int ROWS_AHEAD = 4;
 constexpr int SUM_SETS = 2 * ROWS_AHEAD;
+// Rows that are announced to the warps of a block before the last of them has asked for its number. The producer is
+// ahead of the summing warps by what the ring holds, MAX_SLOTS rows, those by ROWS_AHEAD of the writing warps, and the
+// blocks of a cluster by as much of one another.
+constexpr int ROWS_ANNOUNCED = 64;
 
 // How a launch cuts rows: vectors of 16 bytes a slice and a chunk, and the ring.
 struct RingShape {
@@ -47,6 +51,8 @@ struct RingState {
   uint64_t empty[MAX_SLOTS];
   uint64_t gathered[SUM_SETS];
   uint64_t read[ROWS_AHEAD];
+  uint64_t announced[ROWS_ANNOUNCED];
+  int64_t rows[ROWS_ANNOUNCED];
   A parts[SUM_SETS][4][MAX_WARPS * MAX_CLUSTER];
 };
 
@@ -133,6 +139,28 @@ __device__ __forceinline__ void bring_chunk(const RowPlace<T>& place, int classe
     if (bytes != 0) {
       hopper::bulk_copy(slot + skipped, place.boundary + static_cast<int64_t>(first + skipped) * WIDTH, bytes, full);
     }
+  }
+}
+
+// The row that is a cluster's number `turn`; none is left where it is not below the number of rows. The first one needs
+// no announcement, nor does the end where no cluster has a second one: short calls wait for nothing.
+template <typename T>
+__device__ __forceinline__ int64_t row_of_turn(const CrossEntropyCall<T>& call, RingState<DeviceAccumulate<T>>& state,
+                                               int cluster, int turn) {
+  if (turn == 0) return blockIdx.x / cluster;
+  if (call.layout.rows <= gridDim.x / cluster) return call.layout.rows;
+  const int place = (turn - 1) % ROWS_ANNOUNCED;
+  hopper::wait(&state.announced[place], (turn - 1) / ROWS_ANNOUNCED % 2);
+  return state.rows[place];
+}
+
+// By the producer warp of the cluster's first block.
+template <typename A>
+__device__ __forceinline__ void announce(RingState<A>& state, int64_t row, int cluster, int turn) {
+  const int lane = threadIdx.x % 32;
+  const int place = (turn - 1) % ROWS_ANNOUNCED;
+  if (lane < cluster) {
+    hopper::send(hopper::address_in(&state.rows[place], lane), row, hopper::address_in(&state.announced[place], lane));
   }
 }
 
@@ -255,23 +283,37 @@ __device__ __forceinline__ void write_vectors(const CrossEntropyCall<T>& call,
   }
 }
 
-// The producer warp of a block.
+// The producer warp of a block. That of the cluster's first block also gives out rows, the next one to whoever is ready
+// first: the memory does not serve all multiprocessors alike, and rows dealt out beforehand wait for the slowest.
 template <typename T>
 __device__ __forceinline__ void bring_rows(const CrossEntropyCall<T>& call, const RingShape& shape, bool twice,
-                                           Vector<T, VECTOR_WIDTH<T>>* ring, uint64_t* full, uint64_t* empty,
+                                           Vector<T, VECTOR_WIDTH<T>>* ring, RingState<DeviceAccumulate<T>>& state,
                                            int rank) {
   const int classes = static_cast<int>(call.layout.classes);
-  const int64_t step = gridDim.x / shape.cluster;
+  const int lane = threadIdx.x % 32;
+  const int64_t clusters = gridDim.x / shape.cluster;
   const int turns = twice ? 2 * shape.chunks : shape.chunks;
   RingPosition at;
-  for (int64_t row = blockIdx.x / shape.cluster; row < call.layout.rows; row += step) {
+  for (int number = 0;; ++number) {
+    const int64_t row = row_of_turn(call, state, shape.cluster, number);
+    if (row >= call.layout.rows) break;
     const RowPlace<T> place(call.logits + call.layout.begin(row), classes, shape, rank);
+    const bool more = call.layout.rows > clusters;
+    if (more && lane == 0) hopper::arrive_expecting(&state.announced[number % ROWS_ANNOUNCED], sizeof(int64_t));
     for (int turn = 0; turn < turns; ++turn) {
       const int chunk = turn < shape.chunks ? turn : 2 * shape.chunks - 1 - turn;
-      hopper::wait(&empty[at.slot], at.parity ^ 1);
+      hopper::wait(&state.empty[at.slot], at.parity ^ 1);
       bring_chunk(place, classes, place.begin + chunk * shape.chunk_vectors, place.chunk_count(shape, chunk),
-                  ring + at.slot * shape.chunk_vectors, &full[at.slot], threadIdx.x % 32);
+                  ring + at.slot * shape.chunk_vectors, &state.full[at.slot], lane);
       at.advance(shape.slots);
+      if (turn == 0 && rank == 0 && more) {
+        // The count was set to zero by the kernel before.
+        if (number == 0) wait_for_the_kernel_before();
+        int64_t next = 0;
+        if (lane == 0) next = clusters + static_cast<int64_t>(atomicAdd(call.taken, 1ull));
+        next = __shfl_sync(FULL_WARP, next, 0);
+        announce(state, next, shape.cluster, number + 1);
+      }
     }
   }
 }
@@ -285,10 +327,10 @@ __device__ __forceinline__ void sum_rows(const CrossEntropyCall<T>& call, const 
   constexpr int THREADS = WARPS * 32;
   using Pack = Vector<T, WIDTH>;
   const int classes = static_cast<int>(call.layout.classes);
-  const int64_t step = gridDim.x / shape.cluster;
-  int turn = 0;
   RingPosition at;
-  for (int64_t row = blockIdx.x / shape.cluster; row < call.layout.rows; row += step, ++turn) {
+  for (int turn = 0;; ++turn) {
+    const int64_t row = row_of_turn(call, state, shape.cluster, turn);
+    if (row >= call.layout.rows) break;
     const RowPlace<T> place(call.logits + call.layout.begin(row), classes, shape, rank);
     RowSum<A, GENERAL> sum;
     for (int chunk = 0; chunk < shape.chunks; ++chunk) {
@@ -328,10 +370,10 @@ __device__ __forceinline__ void write_rows(const CrossEntropyCall<T>& call, cons
   constexpr int THREADS = WARPS * 32;
   using Pack = Vector<T, WIDTH>;
   const int classes = static_cast<int>(call.layout.classes);
-  const int64_t step = gridDim.x / shape.cluster;
-  int turn = 0;
   RingPosition at;
-  for (int64_t row = blockIdx.x / shape.cluster; row < call.layout.rows; row += step, ++turn) {
+  for (int turn = 0;; ++turn) {
+    const int64_t row = row_of_turn(call, state, shape.cluster, turn);
+    if (row >= call.layout.rows) break;
     const T* const begin = call.logits + call.layout.begin(row);
     const int64_t target = call.target_of(row);
     A picked = A(0);
@@ -385,15 +427,16 @@ __global__ void __launch_bounds__(ring_threads(WARPS, GRADIENT), GRADIENT ? 2 : 
   const int warp = threadIdx.x / 32;
   const bool twice = GRADIENT && !shape.held;
 
-  if (threadIdx.x == 0) {
-    for (int slot = 0; slot < shape.slots; ++slot) {
-      hopper::barrier_init(&state.full[slot], 1);
-      hopper::barrier_init(&state.empty[slot], WARPS);  // one kind of warps releases a slot, and both are as many
-    }
-    for (int set = 0; set < SUM_SETS; ++set) hopper::barrier_init(&state.gathered[set], 1);
-    for (int set = 0; set < ROWS_AHEAD; ++set) hopper::barrier_init(&state.read[set], WRITERS);
-    hopper::fence_barrier_init();
+  // One kind of warps releases a slot, and both are as many.
+  const int starts = static_cast<int>(threadIdx.x);
+  if (starts < shape.slots) {
+    hopper::barrier_init(&state.full[starts], 1);
+    hopper::barrier_init(&state.empty[starts], WARPS);
   }
+  if (starts < SUM_SETS) hopper::barrier_init(&state.gathered[starts], 1);
+  if (starts < ROWS_AHEAD) hopper::barrier_init(&state.read[starts], WRITERS);
+  if (starts < ROWS_ANNOUNCED) hopper::barrier_init(&state.announced[starts], 1);
+  hopper::fence_barrier_init();
   if (shape.cluster > 1) {
     hopper::cluster_sync();
   } else {
@@ -409,7 +452,7 @@ __global__ void __launch_bounds__(ring_threads(WARPS, GRADIENT), GRADIENT ? 2 : 
     write_rows<T, GRADIENT, GENERAL, WARPS>(call, shape, twice, ring, state, rank,
                                             static_cast<int>(threadIdx.x) - WARPS * 32);
   } else {
-    bring_rows<T>(call, shape, twice, ring, state.full, state.empty, rank);
+    bring_rows<T>(call, shape, twice, ring, state, rank);
   }
 #endif
 }

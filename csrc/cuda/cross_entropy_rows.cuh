@@ -157,6 +157,7 @@ __global__ void __launch_bounds__(SUM_BLOCK)
     scales[LOSS_SCALE] = static_cast<A>(mean ? 1 / weights : 1);
     scales[Z_SCALE] = static_cast<A>(mean ? 1 / kept : 1);
     scales[MEAN_WEIGHT] = static_cast<A>(all / static_cast<double>(call.layout.classes));
+    *reinterpret_cast<unsigned long long*>(scales + TAKEN_AT) = 0;
   }
 }
 

@@ -1,11 +1,20 @@
 // rms_norm and add_rms_norm forward on CUDA: checks, allocation, stream and device around rms_norm_kernel.cuh.
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/rms_norm_kernel.cuh"
+#include "cuda/rms_norm_shifted.cuh"
 #include "cuda/row_inputs.cuh"
 #include "ops.h"
 
 namespace opgraft::cuda {
+namespace {
+
+template <bool ADD, typename T, typename W>
+void launch_plain(const NormInputs<T, W>& in, RowMapping mapping, bool wide, cudaStream_t stream) {
+  if (!wide && launch_shifted<ADD>(in, mapping, stream)) return;
+  launch_norm<ADD, Result::PLAIN>(in, mapping, wide, stream);
+}
+
+}  // namespace
 
 Tensor rms_norm(const Tensor& x, const OptionalTensor& weight, double eps, double offset, bool cast_before_weight) {
   const RowShape shape = check_rms_norm("rms_norm", x, weight);
@@ -21,7 +30,7 @@ Tensor rms_norm(const Tensor& x, const OptionalTensor& weight, double eps, doubl
     in.x = device_rows<D>(rows);
     in.y = static_cast<D*>(y.mutable_data_ptr());
     const bool wide = wide_rows<D>(shape.length, {in.x.stride}, {in.x.data, in.y, in.weight});
-    launch_norm<false, Result::PLAIN>(in, plain_mapping(shape.length, sizeof(D)), wide, context.stream());
+    launch_plain<false>(in, plain_mapping(shape.length, sizeof(D)), wide, context.stream());
     Launch::check();
   });
   return y;
@@ -46,7 +55,7 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
     in.summed = static_cast<D*>(summed.mutable_data_ptr());
     const bool wide = wide_rows<D>(shape.length, {in.x.stride, in.residual.stride},
                                    {in.x.data, in.residual.data, in.y, in.summed, in.weight});
-    launch_norm<true, Result::PLAIN>(in, sum_mapping(shape.length, sizeof(D)), wide, context.stream());
+    launch_plain<true>(in, sum_mapping(shape.length, sizeof(D)), wide, context.stream());
     Launch::check();
   });
   return {y, summed};

@@ -356,6 +356,7 @@ __global__ void __launch_bounds__(REDUCE_COLUMNS* REDUCE_ROWS)
 // How the gradient's kernel is cut, from the shape alone: the caller allocates `shares` rows of dw.
 struct BackwardPlan {
   bool registers = false;
+  bool shifted = false;  // rows do not suit vectors, and go through shared memory as they lie
   int threads = BACKWARD_THREADS;
   int vectors = 1;
   int cluster = 1;
@@ -401,11 +402,12 @@ int most_clusters(int cluster) {
 template <typename T, typename W>
 BackwardPlan backward_plan(int64_t rows, int64_t length, bool wide, int processors) {
   BackwardPlan plan;
-  const int64_t all = length / VECTOR_WIDTH<T>;
+  const int64_t all = (length + VECTOR_WIDTH<T> - 1) / VECTOR_WIDTH<T>;
   const int64_t cluster = power_of_two_from((all + BLOCK_VECTORS - 1) / BLOCK_VECTORS);
   if constexpr (!std::is_same_v<T, double>) {
-    if (wide && (cluster == 1 || (cluster <= MAX_CLUSTER && code_version() >= 90))) {
+    if (cluster == 1 || (wide && cluster <= MAX_CLUSTER && code_version() >= 90)) {
       plan.registers = true;
+      plan.shifted = !wide;
       plan.cluster = static_cast<int>(cluster);
       const int64_t own = (all + cluster - 1) / cluster;
       const int64_t threads = power_of_two_from((own + BACKWARD_VECTORS - 1) / BACKWARD_VECTORS);

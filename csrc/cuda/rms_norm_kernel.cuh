@@ -76,7 +76,6 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, 
   const int all = static_cast<int>(in.length / WIDTH);
   const int end = row < in.rows ? all : 0;
 
-  let_the_next_kernel_start();
   wait_for_the_kernel_before();
   Words<T, WIDTH> x[VECTORS], residual[ADD ? VECTORS : 1];
   Words<W, WIDTH> weights[VECTORS];
@@ -104,6 +103,8 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, 
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k) load_weights(k);
   }
+  // Only now: the blocks of the next kernel would be in the way of these loads.
+  let_the_next_kernel_start();
   float lanes[WIDTH] = {};
 #pragma unroll
   for (int k = 0; k < VECTORS; ++k) {
@@ -229,7 +230,7 @@ inline int log2_of(int power) {
 // be: 5 vectors for each of 128 where 3 would be for 256 with a sixth of the slots empty.
 inline RowMapping plain_mapping(int64_t length, int element_bytes) {
   RowMapping mapping = row_mapping(length, element_bytes);
-  const int64_t all = length * element_bytes / ROW_VECTOR_BYTES;
+  const int64_t all = (length * element_bytes + ROW_VECTOR_BYTES - 1) / ROW_VECTOR_BYTES;
   const int64_t slots = mapping.threads * mapping.vectors;
   const int64_t half = mapping.threads / 2;
   const int64_t halved = half > 0 ? (all + half - 1) / half : 0;
@@ -252,11 +253,16 @@ inline RowMapping sum_mapping(int64_t length, int element_bytes) {
   return mapping;
 }
 
+// Threads of a block: of one row or several.
+inline int norm_block(int64_t rows, RowMapping mapping) {
+  const int least = rows > FEW_ROWS ? MANY_ROWS_BLOCK : FEW_ROWS_BLOCK;
+  return mapping.threads < least ? least : mapping.threads;
+}
+
 // `wide`: length, rows and pointers suit vectors of 16 bytes.
 template <bool ADD, Result RESULT, typename T, typename W>
 void launch_norm(const NormInputs<T, W>& in, RowMapping mapping, bool wide, cudaStream_t stream) {
-  const int least = in.rows > FEW_ROWS ? MANY_ROWS_BLOCK : FEW_ROWS_BLOCK;
-  const int block = mapping.threads < least ? least : mapping.threads;
+  const int block = norm_block(in.rows, mapping);
   const int64_t rows_a_block = block / mapping.threads;
   const unsigned grid = static_cast<unsigned>((in.rows + rows_a_block - 1) / rows_a_block);
   const int shift = log2_of(mapping.threads);

@@ -13,8 +13,9 @@ namespace opgraft::cuda {
 namespace {
 
 constexpr int SILU_BLOCK = 128;
-constexpr int SILU_THREADS = 512;  // of a block that walks rows
-constexpr int SILU_VECTORS = 4;    // at most, a thread
+constexpr int SILU_THREADS = 512;        // of a block that walks rows
+constexpr int SILU_VECTORS = 4;          // at most, a thread
+constexpr int PROCESSOR_THREADS = 2048;  // at a time
 
 template <typename T>
 struct SiluInputs {
@@ -43,7 +44,6 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) silu_registers(SiluInputs<T> 
   const int thread = threadIdx.x & (threads - 1);
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x >> shift) + group;
   const int end = row < in.rows ? static_cast<int>(in.length / WIDTH) : 0;
-  let_the_next_kernel_start();
   wait_for_the_kernel_before();
   const T* gates = in.gate.row(row);
   const T* ups = in.up.row(row);
@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) silu_registers(SiluInputs<T> 
     gate[k] = v < end ? load_words<T, WIDTH>(gates + v * WIDTH) : Words<T, WIDTH>{};
     up[k] = v < end ? load_words<T, WIDTH>(ups + v * WIDTH) : Words<T, WIDTH>{};
   }
+  let_the_next_kernel_start();
   float values[VECTORS][WIDTH];
 #pragma unroll
   for (int k = 0; k < VECTORS; ++k) {
@@ -152,6 +153,14 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) silu_memory(SiluInputs<T> in,
 
 template <bool BLOCKS, typename T>
 void launch_silu(const SiluInputs<T>& in, RowMapping mapping, bool wide, int processors, cudaStream_t stream) {
+  // Where a vector a thread does not fill the device, more threads see a row through sooner. Nothing is added up over a
+  // row, so its bits stay.
+  const int64_t vectors = (in.length + VECTOR_WIDTH<T> - 1) / VECTOR_WIDTH<T>;
+  if (mapping.vectors > 1 && in.rows * vectors <= static_cast<int64_t>(processors) * PROCESSOR_THREADS) {
+    const int64_t threads = power_of_two_from(vectors);
+    mapping.threads = static_cast<int>(threads < MAX_ROW_THREADS ? threads : MAX_ROW_THREADS);
+    mapping.vectors = (vectors + mapping.threads - 1) / mapping.threads;
+  }
   int shift = 0;
   while ((1 << shift) < mapping.threads) ++shift;
   if constexpr (!std::is_same_v<T, double>) {

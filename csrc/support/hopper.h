@@ -93,5 +93,11 @@ __device__ __forceinline__ void send(uint32_t address, double value, uint32_t ba
                : "memory");
 }
 
+__device__ __forceinline__ void send(uint32_t address, int64_t value, uint32_t barrier_address) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(address), "l"(value),
+               "r"(barrier_address)
+               : "memory");
+}
+
 }  // namespace opgraft::cuda::hopper
 #endif

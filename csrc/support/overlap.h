@@ -46,19 +46,27 @@ inline int code_version() {
 }
 
 // A launch that may begin before the kernel before it has ended: the kernel must call wait_for_the_kernel_before.
+// `shared`: its bytes of dynamic shared memory.
 template <typename... Parameters, typename... Arguments>
-void launch_overlapping(void (*kernel)(Parameters...), unsigned grid, int block, cudaStream_t stream,
-                        const Arguments&... arguments) {
+void launch_overlapping_shared(void (*kernel)(Parameters...), unsigned grid, int block, size_t shared,
+                               cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid);
   config.blockDim = dim3(static_cast<unsigned>(block));
   config.stream = stream;
+  config.dynamicSmemBytes = shared;
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = code_version() >= 90 ? 1 : 0;
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch_overlapping(void (*kernel)(Parameters...), unsigned grid, int block, cudaStream_t stream,
+                        const Arguments&... arguments) {
+  launch_overlapping_shared(kernel, grid, block, 0, stream, arguments...);
 }
 
 }  // namespace opgraft::cuda

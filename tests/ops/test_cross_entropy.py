@@ -158,6 +158,41 @@ def test_every_way_in_which_a_row_ends(classes: int, dtype: torch.dtype, device:
     )
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rows", "classes", "dtype", "rtol"),
+    [
+        (1500, 5000, torch.bfloat16, 2**-7),
+        (700, 50257, torch.bfloat16, 2**-7),
+        (300, 128256, torch.bfloat16, 2**-7),
+        (300, 100001, torch.float32, 1e-5),
+        (90, 1000003, torch.bfloat16, 2**-7),
+        (200, 30011, torch.float64, 1e-10),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_more_rows_than_the_device_has_at_a_time(
+    rows: int, classes: int, dtype: torch.dtype, rtol: float, reduction: Any
+) -> None:
+    """Every row once, whoever took it: losses and gradients against float64, and the same bits again."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    logits = torch.randn(rows, classes + 1, device="cuda", generator=generator).to(dtype)[:, 1:].requires_grad_()
+    target = torch.randint(0, classes, (rows,), device="cuda", generator=generator)
+    target[::7] = -100
+    share = torch.rand(rows, device="cuda", generator=generator) if reduction == "none" else 1.0
+    runs = []
+    for _ in range(2):
+        loss = opgraft.cross_entropy(logits, target, reduction=reduction)
+        runs.append((loss.detach(), torch.autograd.grad((loss * share).sum(), logits)[0]))
+    assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
+    exact = logits.detach().double().requires_grad_()
+    loss = F.cross_entropy(exact, target, reduction=reduction)
+    (gradient,) = torch.autograd.grad((loss * share).sum(), exact)
+    torch.testing.assert_close(runs[0][0].double(), loss.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(runs[0][1].double(), gradient, rtol=rtol, atol=rtol * 1e-3 * gradient.abs().max().item())
+
+
 def _linear_step(function: Any, dtype: torch.dtype = torch.float64, **given: Any) -> list[torch.Tensor]:
     hidden, weight, bias = (
         v.to(dtype).requires_grad_() for v in (_normal(2, 9, 6), _normal(17, 6, seed=1), _normal(17, seed=2))

@@ -186,6 +186,46 @@ def test_slices_of_packed_rows_are_read_in_place(device: torch.device) -> None:
         assert torch.equal(found[0].view(torch.uint8), wanted[0].view(torch.uint8))
 
 
+@every_16_and_32_bit_type
+@pytest.mark.parametrize("length", [8, 64, 520, 1000, 4096, 8192])
+def test_a_row_has_the_same_bits_wherever_it_lies(length: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Rows and results that begin beside 16 bytes, and a weight that does, against copies that begin on them."""
+    for rows in (3, 300):
+        x, other, grad = (_normal(rows * length + 3, seed=s, dtype=dtype).to(device) for s in range(3))
+        weight = _normal(length + 1, seed=3, dtype=dtype).to(device)[1:]
+        shifted = [t[1 + s : 1 + s + rows * length].view(rows, length) for s, t in enumerate((x, other, grad))]
+        for given in (weight, weight.clone(), None):
+            own = None if given is None else given.clone()
+            x, other, grad = (t.clone() for t in shifted)
+            for found, wanted in (
+                ((opgraft.rms_norm(shifted[0], given),), (opgraft.rms_norm(x, own),)),
+                (opgraft.add_rms_norm(*shifted[:2], given), opgraft.add_rms_norm(x, other, own)),
+                (
+                    torch.ops.opgraft.rms_norm_backward(shifted[2], shifted[0], given, 1e-6, 1.0),
+                    torch.ops.opgraft.rms_norm_backward(grad, x, own, 1e-6, 1.0),
+                ),
+                (
+                    torch.ops.opgraft.add_rms_norm_backward(shifted[2], shifted[1], shifted[0], given, 1e-6, 0.0),
+                    torch.ops.opgraft.add_rms_norm_backward(grad, other, x, own, 1e-6, 0.0),
+                ),
+            ):
+                assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("length", [1, 7, 33, 65, 1001, 4097, 8191, 20001])
+def test_rows_of_odd_length_are_as_exact_as_others(length: int, device: torch.device) -> None:
+    """bfloat16 against float64, gradients too; what lies beside a row is left alone."""
+    room = _normal(40, length + 5, dtype=torch.bfloat16).to(device)
+    x, grad = room[:, 3 : 3 + length], _normal(40, length, seed=1, dtype=torch.bfloat16).to(device)
+    weight = _normal(length, seed=2, dtype=torch.bfloat16).to(device)
+    found = (opgraft.rms_norm(x, weight), *torch.ops.opgraft.rms_norm_backward(grad, x, weight, 1e-6, 0.0))
+    exact = [t.double().requires_grad_() for t in (x, weight)]
+    wanted = torch.nn.functional.rms_norm(exact[0], (length,), exact[1], 1e-6)
+    both = torch.autograd.grad(wanted, exact, grad.double())
+    for own, true in zip(found, (wanted, *both), strict=True):
+        torch.testing.assert_close(own.double(), true, rtol=2**-7, atol=2**-7 * true.abs().mean().item())
+
+
 @pytest.mark.parametrize(
     ("given", "said"), [({"block": 64}, "block is 64"), ({"scale_upper_bound": 0.0}, "bound is 0")]
 )

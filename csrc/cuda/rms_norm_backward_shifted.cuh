@@ -1,0 +1,188 @@
+// rms_norm and add_rms_norm backward of rows that do not lie on 16 bytes: as backward_registers, but a row's vectors
+// are brought to shared memory as they lie, and its threads take their elements out of two neighbouring ones
+// (rms_norm_shifted.cuh). The gradient leaves through the same place. So a vector may be another thread's work: a
+// barrier of the row's threads when it has come, and one before it leaves.
+#pragma once
+
+#include "cuda/rms_norm_backward_kernel.cuh"
+#include "cuda/rms_norm_shifted.cuh"
+
+namespace opgraft::cuda {
+namespace {
+
+constexpr int SHIFTED_STAGES = 2;
+
+template <typename T, typename W, int VECTORS, int TENSORS>
+__global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
+    backward_shifted(NormGradients<T, W> in, int threads, int shift, int vectors) {
+  constexpr int WIDTH = VECTOR_WIDTH<T>;
+  constexpr int SIZE = static_cast<int>(sizeof(T));
+  extern __shared__ __align__(16) unsigned char shared[];  // [stage][tensor][group][vector]
+  __shared__ float slots[2][2 * BACKWARD_THREADS / 32];
+  const int group = threadIdx.x >> shift;
+  const int groups = BACKWARD_THREADS >> shift;
+  const int thread = threadIdx.x & (threads - 1);
+  const int end = static_cast<int>(in.length);
+  const int bytes = end * SIZE;
+  const int64_t teams = static_cast<int64_t>(gridDim.x) * groups;
+  const auto place = [&](int stage, int tensor) {
+    return reinterpret_cast<uint4*>(shared) + ((stage * TENSORS + tensor) * groups + group) * vectors;
+  };
+  const auto fetch = [&](int64_t row, int stage) {
+    if (row < in.rows) {
+      bring_row(ShiftedRow(in.x.row(row), bytes), place(stage, 0), thread, threads);
+      bring_row(ShiftedRow(in.grad.row(row), bytes), place(stage, 1), thread, threads);
+      if constexpr (TENSORS == 3) {
+        bring_row(ShiftedRow(in.grad_summed.row(row), bytes), place(stage, 2), thread, threads);
+      }
+    }
+    commit_copies();
+  };
+  // The row's elements from `first` on, zero past its end.
+  const auto elements = [&](const Rows<const T>& rows, int64_t row, int stage, int tensor, int first) {
+    const int phase = static_cast<int>(reinterpret_cast<uintptr_t>(rows.row(row)) % VECTOR_BYTES);
+    Words<T, WIDTH> words = load_shifted<T, WIDTH>(place(stage, tensor), phase + first * SIZE);
+    if (first + WIDTH > end) {
+      float lanes[WIDTH];
+      unpack(words, lanes);
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) lanes[i] = first + i < end ? lanes[i] : 0.0f;
+      words = pack<T>(lanes);
+    }
+    return words;
+  };
+  const bool whole_weights = reinterpret_cast<uintptr_t>(in.weight) % VECTOR_BYTES == 0;
+  const float offset = in.weight ? in.offset : 0.0f;
+  const auto load_factors = [&](int first, float (&factors)[WIDTH]) {
+    if (in.weight && whole_weights && first + WIDTH <= end) {
+      unpack(load_words<W, WIDTH>(in.weight + first), factors);
+    } else {
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) factors[i] = in.weight && first + i < end ? widen(in.weight[first + i]) : 1.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) factors[i] += offset;
+  };
+
+  float share[VECTORS][WIDTH] = {};
+  const float length = static_cast<float>(end);
+  int stage = 0, parity = 0;
+  int64_t row = static_cast<int64_t>(blockIdx.x) * groups + group;
+  fetch(row, 0);
+  for (int64_t base = static_cast<int64_t>(blockIdx.x) * groups; base < in.rows; base += teams, row += teams) {
+    // A group whose rows are out goes on with zeros where warps hold several: barriers and shuffles take whole warps.
+    const bool live = row < in.rows;
+    if (!live && threads >= 32) break;
+    wait_copies<0>();
+    share_row(group, threads);
+    // The other stage is free: its gradient left before the barrier.
+    fetch(row + teams, stage ^ 1);
+    Words<T, WIDTH> x[VECTORS], grad[VECTORS];
+    float squares[WIDTH] = {}, products[WIDTH] = {};
+#pragma unroll
+    for (int k = 0; k < VECTORS; ++k) {
+      const int first = (k * threads + thread) * WIDTH;
+      x[k] = grad[k] = Words<T, WIDTH>{};
+      if (!live || first >= end) continue;
+      x[k] = elements(in.x, row, stage, 0, first);
+      grad[k] = elements(in.grad, row, stage, 1, first);
+      float values[WIDTH], ups[WIDTH], factors[WIDTH];
+      unpack(x[k], values);
+      unpack(grad[k], ups);
+      load_factors(first, factors);
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) {
+        squares[i] = fmaf(values[i], values[i], squares[i]);
+        products[i] = fmaf(values[i], ups[i] * factors[i], products[i]);
+      }
+      forget(x[k]);
+      forget(grad[k]);
+    }
+    float sums[2] = {sum_lanes(squares), sum_lanes(products)};
+    reduce_row(sums, threads, group, thread, &slots[parity][2 * group * (threads / 32)], Add{});
+    if (threads <= 32) __syncwarp();
+    const float scale = live ? inverse_root<float>(sums[0], in.length, in.eps) : 0.0f;
+    const float pull = scale * scale * scale * sums[1] / length;
+    Words<T, WIDTH> more[TENSORS == 3 ? VECTORS : 1];
+    if constexpr (TENSORS == 3) {
+#pragma unroll
+      for (int k = 0; k < VECTORS; ++k) {
+        const int first = (k * threads + thread) * WIDTH;
+        if (live && first < end) more[k] = elements(in.grad_summed, row, stage, 2, first);
+      }
+    }
+    uint4* const out = place(stage, 0);
+#pragma unroll
+    for (int k = 0; k < VECTORS; ++k) {
+      const int v = k * threads + thread;
+      const int first = v * WIDTH;
+      if (!live || first >= end) continue;
+      float values[WIDTH], ups[WIDTH], factors[WIDTH];
+      unpack(x[k], values);
+      unpack(grad[k], ups);
+      load_factors(first, factors);
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) {
+        share[k][i] = fmaf(ups[i], values[i] * scale, share[k][i]);
+        values[i] = fmaf(ups[i] * factors[i], scale, -values[i] * pull);
+      }
+      if constexpr (TENSORS == 3) {
+        unpack(more[k], ups);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) values[i] += ups[i];
+      }
+      const Words<T, WIDTH> result = pack<T>(values);
+      out[v] = {result.word[0], result.word[1], result.word[2], result.word[3]};
+    }
+    share_row(group, threads);
+    if (live) take_row<T>(ShiftedRow(in.grad_x + row * in.length, bytes), out, thread, threads);
+    stage ^= 1;
+    parity ^= 1;
+  }
+  wait_copies<0>();
+  if (!in.partial) return;
+  // The groups' shares, added in the order of the groups.
+  __syncthreads();
+  float* staged = reinterpret_cast<float*>(shared);  // [group][vector of the block][lane]
+  const int width = VECTORS * threads * WIDTH;
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) staged[group * width + (k * threads + thread) * WIDTH + i] = share[k][i];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < end; i += BACKWARD_THREADS) {
+    float sum = 0.0f;
+    for (int g = 0; g < groups; ++g) sum += staged[g * width + i];
+    in.partial[blockIdx.x * in.length + i] = sum;
+  }
+}
+
+template <int VECTORS, int TENSORS, typename T, typename W>
+void run_backward_shifted(const NormGradients<T, W>& in, const BackwardPlan& plan, cudaStream_t stream) {
+  const int groups = BACKWARD_THREADS / plan.threads;
+  const int vectors = static_cast<int>((in.length * sizeof(T) + VECTOR_BYTES - 1) / VECTOR_BYTES) + 2;
+  const int ring = SHIFTED_STAGES * TENSORS * groups * vectors * VECTOR_BYTES;
+  const int shares = BACKWARD_THREADS * VECTORS * VECTOR_WIDTH<T> * static_cast<int>(sizeof(float));
+  const int bytes = ring > shares ? ring : shares;
+  const auto kernel = backward_shifted<T, W, VECTORS, TENSORS>;
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<static_cast<unsigned>(plan.grid), BACKWARD_THREADS, bytes, stream>>>(in, plan.threads, log2_of(plan.threads),
+                                                                                vectors);
+}
+
+template <typename T, typename W>
+void launch_backward_shifted(const NormGradients<T, W>& in, const BackwardPlan& plan, cudaStream_t stream) {
+  if constexpr (!std::is_same_v<T, double>) {
+    const auto run = [&](auto vectors) {
+      if (in.grad_summed.data) return run_backward_shifted<vectors(), 3>(in, plan, stream);
+      run_backward_shifted<vectors(), 2>(in, plan, stream);
+    };
+    if (plan.vectors == 1) return run(std::integral_constant<int, 1>{});
+    if (plan.vectors == 2) return run(std::integral_constant<int, 2>{});
+    run(std::integral_constant<int, BACKWARD_VECTORS>{});
+  }
+}
+
+}  // namespace
+}  // namespace opgraft::cuda
