@@ -21,40 +21,48 @@
 #include <algorithm>
 
 #include "cuda/selective_scan.h"
-#include "cuda/selective_scan_walk.cuh"
+#include "cuda/selective_scan_chunks.cuh"
 #include "ops.h"
 #include "support/selective_call.h"
 
 namespace opgraft::cuda {
 namespace {
 
+// Channels and states go to threads before time does: a scan over lanes costs one operation a step and state more, and
+// the scan itself. What is left of the machine, lanes along time fill, where there are as many steps.
 template <typename T, typename Body>
-void dispatch_cut(int states, const Body& body) {
+void dispatch_cut(const SelectiveShape& shape, int sms, const Body& body) {
+  const int64_t rows = shape.batch * shape.channels;
+  const int64_t warps = int64_t{sms} * 12;  // that keep a device busy: 3 of 4 a scheduler
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
-    body(ScanCut<WarpCut<32, 8, 1, 4>, 2, 1>{});
-  } else if (states <= 16) {
-    body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2>{});
-  } else if (states <= 64) {
-    body(ScanCut<WarpCut<16, 4, 4, 4>, 2, 2>{});
+    body(ChunkCut<8, 1, 1, 4, 1>{});
+  } else if (shape.states <= CHUNK_STATES && (rows >= 16 * warps || shape.length <= 2 * CHUNK_STEPS)) {
+    body(ChunkCut<1, 2, 2, 4, 2>{});
+  } else if (rows >= 4 * warps || shape.length <= 8 * CHUNK_STEPS) {
+    body(ChunkCut<8, 1, 1, 8, 2>{});
   } else {
-    body(ScanCut<WarpCut<32, 8, 1, 8>, 4, 1>{});
+    body(ChunkCut<32, 1, 1, 8, 2>{});
   }
 }
 
+template <typename C>
+int64_t blocks_of(const SelectiveShape& shape) {
+  return shape.batch * shape.groups * ((shape.per_group() + C::CHANNELS - 1) / C::CHANNELS);
+}
+
 template <typename T, typename C, bool WALK>
-void launch_scan(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const StateWalk<T>& walk, T* y,
-                 DeviceAccumulate<T>* final_state) {
-  constexpr size_t BYTES = ScanShared<T, C>::BYTES;
-  const int64_t per_group = d.channels / d.groups;
-  const int64_t blocks = d.batch * d.groups * ((per_group + C::CHANNELS - 1) / C::CHANNELS) * plan.count;
+void launch_scan(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, const SegmentPlan& plan,
+                 const StateWalk<T>& walk, T* y, DeviceAccumulate<T>* final_state) {
+  const size_t bytes = ChunkShared<T, C>::bytes(d.states);
   const bool wide = d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) && aligned(y);
   auto launch = [&](auto kernel) {
-    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(BYTES)));
-    kernel<<<static_cast<unsigned>(blocks), C::ALL_THREADS, BYTES, context.stream()>>>(d, plan, walk, y, final_state);
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    kernel<<<static_cast<unsigned>(blocks_of<C>(shape) * plan.count), C::THREADS, bytes, context.stream()>>>(
+        d, plan, walk, y, final_state);
     Launch::check();
   };
-  wide ? launch(scan<T, C, WALK, true>) : launch(scan<T, C, WALK, false>);
+  wide ? launch(scan_chunks<T, C, WALK, true>) : launch(scan_chunks<T, C, WALK, false>);
 }
 
 }  // namespace
@@ -72,18 +80,19 @@ SegmentPlan plan_segments(const SelectiveShape& shape, int64_t blocks, int64_t p
 template <typename T>
 SegmentPlan plan_scan(const SelectiveShape& shape, int sms) {
   SegmentPlan plan;
-  dispatch_cut<T>(shape.states, [&](auto cut) {
+  dispatch_cut<T>(shape, sms, [&](auto cut) {
     using C = decltype(cut);
-    const int64_t blocks = shape.batch * shape.groups * ((shape.per_group() + C::CHANNELS - 1) / C::CHANNELS);
-    plan = plan_segments(shape, blocks, int64_t{sms} * C::BLOCKS, TILE_STEPS<T>);
+    plan = plan_segments(shape, blocks_of<C>(shape), int64_t{sms} * C::BLOCKS, C::SPAN);
   });
   return plan;
 }
 
 template <typename T>
-void walk_segments(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const StateWalk<T>& walk) {
-  dispatch_cut<T>(d.states,
-                  [&](auto cut) { launch_scan<T, decltype(cut), true>(context, d, plan, walk, nullptr, nullptr); });
+void walk_segments(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, const SegmentPlan& plan,
+                   const StateWalk<T>& walk) {
+  dispatch_cut<T>(shape, context.multiprocessors(), [&](auto cut) {
+    launch_scan<T, decltype(cut), true>(context, shape, d, plan, walk, nullptr, nullptr);
+  });
 }
 
 template SegmentPlan plan_scan<float>(const SelectiveShape&, int);
@@ -91,10 +100,10 @@ template SegmentPlan plan_scan<double>(const SelectiveShape&, int);
 template SegmentPlan plan_scan<__half>(const SelectiveShape&, int);
 template SegmentPlan plan_scan<__nv_bfloat16>(const SelectiveShape&, int);
 
-template void walk_segments(const Launch&, const ScanData<float>&, const SegmentPlan&, const StateWalk<float>&);
-template void walk_segments(const Launch&, const ScanData<double>&, const SegmentPlan&, const StateWalk<double>&);
-template void walk_segments(const Launch&, const ScanData<__half>&, const SegmentPlan&, const StateWalk<__half>&);
-template void walk_segments(const Launch&, const ScanData<__nv_bfloat16>&, const SegmentPlan&,
+template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<float>&, const SegmentPlan&, const StateWalk<float>&);
+template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<double>&, const SegmentPlan&, const StateWalk<double>&);
+template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<__half>&, const SegmentPlan&, const StateWalk<__half>&);
+template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<__nv_bfloat16>&, const SegmentPlan&,
                             const StateWalk<__nv_bfloat16>&);
 
 Tensor segment_space(const Tensor& like, SegmentPlan& plan, const SelectiveShape& shape) {
@@ -125,9 +134,9 @@ std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, 
     Launch context(u);
     SegmentPlan plan = plan_scan<T>(shape, context.multiprocessors());
     const Tensor space = segment_space(u, plan, shape);
-    if (plan.count > 1) walk_segments<T>(context, d, plan, StateWalk<T>::from_nothing());
-    dispatch_cut<T>(shape.states, [&](auto cut) {
-      launch_scan<T, decltype(cut), false>(context, d, plan, StateWalk<T>{}, static_cast<T*>(y.mutable_data_ptr()),
+    if (plan.count > 1) walk_segments<T>(context, shape, d, plan, StateWalk<T>::from_nothing());
+    dispatch_cut<T>(shape, context.multiprocessors(), [&](auto cut) {
+      launch_scan<T, decltype(cut), false>(context, shape, d, plan, StateWalk<T>{}, static_cast<T*>(y.mutable_data_ptr()),
                                            static_cast<DeviceAccumulate<T>*>(final_state.mutable_data_ptr()));
     });
   });

@@ -67,15 +67,16 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
 inline constexpr double LOG2_E = 1.4426950408889634;
 inline constexpr double SOFTPLUS_THRESHOLD = 20;  // torch's: above it softplus is the identity
 
-// log(1 + e) + more for e from 0 to 1, within 3e-7 of the logarithm: no logarithm and no threshold.
+// log(1 + e) + more for e from 0 to 1, within 2e-7 of the logarithm (on average 6e-8): no logarithm, no threshold.
 __device__ __forceinline__ float log1p_polynomial(float e, float more) {
-  float value = fmaf(-0.008539206f, e, 0.044089623f);
-  value = fmaf(value, e, -0.1076817f);
-  value = fmaf(value, e, 0.1774524f);
-  value = fmaf(value, e, -0.24495463f);
-  value = fmaf(value, e, 0.3327548f);
-  value = fmaf(value, e, -0.49997404f);
-  value = fmaf(value, e, 0.9999998f);
+  float value = fmaf(0.0052327108f, e, -0.029505314f);
+  value = fmaf(value, e, 0.07822609f);
+  value = fmaf(value, e, -0.13663259f);
+  value = fmaf(value, e, 0.19106014f);
+  value = fmaf(value, e, -0.24842984f);
+  value = fmaf(value, e, 0.33319097f);
+  value = fmaf(value, e, -0.49999493f);
+  value = fmaf(value, e, 0.99999997f);
   return fmaf(e, value, more);
 }
 

@@ -39,7 +39,6 @@ struct ScanGradients {
   const T* up;
   const W* up_final;
   const W* states;  // [mark][batch][channel][state]
-  int64_t marks;
   T *u, *delta, *z;
   W *a, *skip, *bias;  // [segment][batch][channel]...
   W* matrices;         // [block of channels][B or C][batch][group][state][step]

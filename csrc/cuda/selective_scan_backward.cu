@@ -24,9 +24,10 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "cuda/selective_scan.h"
-#include "cuda/selective_scan_back.cuh"
+#include "cuda/selective_scan_chunks_back.cuh"
 #include "ops.h"
 #include "support/selective_call.h"
 
@@ -51,32 +52,51 @@ void launch_add(const Launch& context, const A* in, T* out, int64_t parts, int64
 }
 
 template <typename T, typename Body>
-void dispatch_cut(int states, const Body& body) {
+void dispatch_cut(const SelectiveShape& shape, const Body& body) {
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
-    body(BackCut<WarpCut<32, 8, 1, 2>, 8, 2, 1>{});
-  } else if (states <= 16) {
-    body(BackCut<WarpCut<4, 4, 2, 4>, 16, 4, 2>{});
-  } else if (states <= 64) {
-    body(BackCut<WarpCut<16, 4, 2, 4>, 16, 4, 2>{});
+    body(ChunkBackCut<8, 2, 1>{});
+  } else if (shape.length <= 8 * CHUNK_STEPS) {
+    body(ChunkBackCut<8, 4, 2>{});
   } else {
-    body(BackCut<WarpCut<32, 8, 1, 4>, 8, 4, 1>{});
+    body(ChunkBackCut<16, 4, 2>{});
   }
+}
+
+// Of a block: so many that the last wave of blocks is full, and as many as that allows, for fewer partial sums.
+template <typename T, typename C>
+int plan_rounds(const SelectiveShape& shape, int sms) {
+  constexpr size_t SHARED = 227 * 1024 / C::BLOCKS - 1024;
+  constexpr int MOST = 16;
+  const int64_t places = int64_t{sms} * C::BLOCKS;
+  int best = 1;
+  int64_t least = 0;
+  for (int rounds = 1; rounds <= MOST; ++rounds) {
+    const int64_t channels = int64_t{C::CHANNELS} * rounds;
+    const int64_t blocks = shape.batch * shape.groups * ((shape.per_group() + channels - 1) / channels);
+    const int64_t time = (blocks + places - 1) / places * rounds;
+    if (rounds > 1 && (time > least || ChunkBackShared<DeviceAccumulate<T>, C>::bytes(shape.states, rounds) > SHARED)) {
+      continue;
+    }
+    best = rounds;
+    least = time;
+  }
+  return best;
 }
 
 template <typename T, typename C, bool REDUCE>
 void launch_back(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const ScanGradients<T>& g,
-                 int64_t channel_blocks) {
-  constexpr size_t BYTES = BackShared<DeviceAccumulate<T>, C>::BYTES;
+                 int rounds, int64_t channel_blocks) {
+  const size_t bytes = ChunkBackShared<DeviceAccumulate<T>, C>::bytes(d.states, rounds);
   const bool wide = d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) &&
                     aligned(g.up) && aligned(g.u) && aligned(g.delta) && aligned(g.z);
   const int64_t blocks = d.batch * d.groups * channel_blocks * plan.count;
   auto launch = [&](auto kernel) {
-    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(BYTES)));
-    kernel<<<static_cast<unsigned>(blocks), C::THREADS, BYTES, context.stream()>>>(d, plan, g);
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    kernel<<<static_cast<unsigned>(blocks), C::THREADS, bytes, context.stream()>>>(d, plan, g, rounds);
     Launch::check();
   };
-  wide ? launch(scan_back<T, C, REDUCE, true>) : launch(scan_back<T, C, REDUCE, false>);
+  wide ? launch(scan_chunks_back<T, C, REDUCE, true>) : launch(scan_chunks_back<T, C, REDUCE, false>);
 }
 
 template <typename T>
@@ -107,37 +127,35 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
     Launch context(u);
     const int sms = context.multiprocessors();
 
-    dispatch_cut<T>(shape.states, [&](auto cut) {
+    dispatch_cut<T>(shape, [&](auto cut) {
       using Used = decltype(cut);
-      // The states before every STEPS-th step, by the forward walk.
-      const int64_t marks = (shape.length + Used::STEPS - 1) / Used::STEPS;
+      // The states before every tile, by the forward walk.
+      const int64_t marks = (shape.length + Used::TILE - 1) / Used::TILE;
       Tensor states = new_contiguous(A, std::vector<int64_t>{shape.batch * shape.channels * marks * shape.states});
       {
         SegmentPlan forward = plan_scan<T>(shape, sms);
         const Tensor space = segment_space(u, forward, shape);
-        if (forward.count > 1) walk_segments<T>(context, d, forward, StateWalk<T>::from_nothing());
-        StateWalk<T> walk;
-        walk.states = data<W>(states);
-        walk.every_log2 = Used::STEPS == 16 ? 4 : 3;
-        static_assert(Used::STEPS == 16 || Used::STEPS == 8);
-        walk.marks = marks;
-        walk_segments<T>(context, d, forward, walk);
+        if (forward.count > 1) walk_segments<T>(context, shape, d, forward, StateWalk<T>::from_nothing());
+        walk_segments<T>(context, shape, d, forward, {false, data<W>(states), std::countr_zero(unsigned{Used::TILE})});
       }
-      const int64_t channel_blocks = (shape.per_group() + Used::CHANNELS - 1) / Used::CHANNELS;
-      SegmentPlan plan =
-          plan_segments(shape, shape.batch * shape.groups * channel_blocks, int64_t{sms} * Used::BLOCKS, Used::STEPS);
+      const int64_t all_blocks = shape.batch * shape.groups * ((shape.per_group() + Used::CHANNELS - 1) / Used::CHANNELS);
+      SegmentPlan plan = plan_segments(shape, all_blocks, int64_t{sms} * Used::BLOCKS, Used::TILE);
+      const int rounds = plan.count > 1 ? 1 : plan_rounds<T, Used>(shape, sms);
+      const int64_t block_channels = int64_t{Used::CHANNELS} * rounds;
+      const int64_t channel_blocks = (shape.per_group() + block_channels - 1) / block_channels;
       const Tensor space = segment_space(u, plan, shape);
       const int64_t rows_all = shape.batch * shape.channels;
       const int64_t parts = plan.count * shape.batch;
       const int64_t matrix = shape.batch * shape.groups * shape.states * shape.length;
-      Tensor part_a = new_contiguous(A, std::vector<int64_t>{plan.count * rows_all * shape.states});
-      Tensor part_skip = new_contiguous(A, std::vector<int64_t>{plan.count * rows_all});
-      Tensor part_bias = new_contiguous(A, std::vector<int64_t>{plan.count * rows_all});
+      // One part is the sum.
+      auto part = [&](Tensor& sum, int64_t size) {
+        return parts == 1 ? sum : new_contiguous(A, std::vector<int64_t>{plan.count * rows_all * size});
+      };
+      Tensor part_a = part(call.A, shape.states), part_skip = part(call.D, 1), part_bias = part(call.delta_bias, 1);
       Tensor part_matrices = new_contiguous(A, std::vector<int64_t>{channel_blocks * 2 * matrix});
       const ScanGradients<T> g{static_cast<const T*>(call.grad.const_data_ptr()),
                                optional_data<W>(call.grad_final),
                                data<W>(states),
-                               marks,
                                data<T>(call.u),
                                data<T>(call.delta),
                                data<T>(call.z),
@@ -146,12 +164,14 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
                                data<W>(part_bias),
                                data<W>(part_matrices),
                                data<W>(call.initial)};
-      if (plan.count > 1) launch_back<T, Used, true>(context, d, plan, g, channel_blocks);
-      launch_back<T, Used, false>(context, d, plan, g, channel_blocks);
-      const int64_t per_batch = shape.channels * shape.states;
-      launch_add(context, data<W>(part_a), data<W>(call.A), parts, per_batch, per_batch);
-      launch_add(context, data<W>(part_skip), data<W>(call.D), parts, shape.channels, shape.channels);
-      launch_add(context, data<W>(part_bias), data<W>(call.delta_bias), parts, shape.channels, shape.channels);
+      if (plan.count > 1) launch_back<T, Used, true>(context, d, plan, g, rounds, channel_blocks);
+      launch_back<T, Used, false>(context, d, plan, g, rounds, channel_blocks);
+      if (parts > 1) {
+        const int64_t per_batch = shape.channels * shape.states;
+        launch_add(context, data<W>(part_a), data<W>(call.A), parts, per_batch, per_batch);
+        launch_add(context, data<W>(part_skip), data<W>(call.D), parts, shape.channels, shape.channels);
+        launch_add(context, data<W>(part_bias), data<W>(call.delta_bias), parts, shape.channels, shape.channels);
+      }
       launch_add(context, data<W>(part_matrices), data<T>(call.B), channel_blocks, 2 * matrix, matrix);
       launch_add(context, data<W>(part_matrices) + matrix, data<T>(call.C), channel_blocks, 2 * matrix, matrix);
     });
