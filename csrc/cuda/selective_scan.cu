@@ -28,6 +28,8 @@
 namespace opgraft::cuda {
 namespace {
 
+using ManyChannels = ChunkCut<1, 2, 2, 4, 2>;
+
 // Channels and states go to threads before time does: a scan over lanes costs one operation a step and state more, and
 // the scan itself. What is left of the machine, lanes along time fill, where there are as many steps.
 template <typename T, typename Body>
@@ -38,7 +40,7 @@ void dispatch_cut(const SelectiveShape& shape, int sms, const Body& body) {
   if constexpr (std::is_same_v<T, double>) {
     body(ChunkCut<8, 1, 1, 4, 1>{});
   } else if (shape.states <= CHUNK_STATES && (rows >= 16 * warps || shape.length <= 2 * CHUNK_STEPS)) {
-    body(ChunkCut<1, 2, 2, 4, 2>{});
+    body(ManyChannels{});
   } else if (rows >= 4 * warps || shape.length <= 8 * CHUNK_STEPS) {
     body(ChunkCut<8, 1, 1, 8, 2>{});
   } else {
@@ -90,6 +92,13 @@ SegmentPlan plan_scan(const SelectiveShape& shape, int sms) {
 template <typename T>
 void walk_segments(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, const SegmentPlan& plan,
                    const StateWalk<T>& walk) {
+  if constexpr (!std::is_same_v<T, double>) {
+    // Marks closer than a chunk come of a walk whose tile is a chunk.
+    if (walk.states && 1 << walk.every_log2 < CHUNK_STEPS) {
+      launch_scan<T, ManyChannels, true>(context, shape, d, plan, walk, nullptr, nullptr);
+      return;
+    }
+  }
   dispatch_cut<T>(shape, context.multiprocessors(), [&](auto cut) {
     launch_scan<T, decltype(cut), true>(context, shape, d, plan, walk, nullptr, nullptr);
   });

@@ -25,7 +25,7 @@ __host__ __device__ __forceinline__ DeviceAccumulate<T>* plan_ends(const Segment
 }
 
 // A walk without outputs: from zero in every segment, to fill the plan, or from the true state, to keep the state
-// before every 2^every_log2-th step in [mark][batch][channel][state].
+// before every 2^every_log2-th step in [mark][state][batch][channel].
 template <typename T>
 struct StateWalk {
   bool from_zero = false;

@@ -28,6 +28,7 @@
 
 #include "cuda/selective_scan.h"
 #include "cuda/selective_scan_chunks_back.cuh"
+#include "cuda/selective_scan_serial_back.cuh"
 #include "ops.h"
 #include "support/selective_call.h"
 
@@ -51,11 +52,16 @@ void launch_add(const Launch& context, const A* in, T* out, int64_t parts, int64
   Launch::check();
 }
 
+// Walking time serially costs least, and fills the machine where there are channels enough.
 template <typename T, typename Body>
-void dispatch_cut(const SelectiveShape& shape, const Body& body) {
+void dispatch_cut(const SelectiveShape& shape, int sms, const Body& body) {
+  using Serial = SerialCut<4, 2>;
+  const int64_t warps = shape.batch * shape.groups * ((shape.per_group() + Serial::WARP_ROWS - 1) / Serial::WARP_ROWS);
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
     body(ChunkBackCut<8, 2, 1>{});
+  } else if (shape.states <= Serial::MOST && 2 * warps >= int64_t{sms} * Serial::WARPS * Serial::BLOCKS) {
+    body(Serial{});
   } else if (shape.length <= 8 * CHUNK_STEPS) {
     body(ChunkBackCut<8, 4, 2>{});
   } else {
@@ -66,37 +72,49 @@ void dispatch_cut(const SelectiveShape& shape, const Body& body) {
 // Of a block: so many that the last wave of blocks is full, and as many as that allows, for fewer partial sums.
 template <typename T, typename C>
 int plan_rounds(const SelectiveShape& shape, int sms) {
-  constexpr size_t SHARED = 227 * 1024 / C::BLOCKS - 1024;
-  constexpr int MOST = 16;
-  const int64_t places = int64_t{sms} * C::BLOCKS;
   int best = 1;
-  int64_t least = 0;
-  for (int rounds = 1; rounds <= MOST; ++rounds) {
-    const int64_t channels = int64_t{C::CHANNELS} * rounds;
-    const int64_t blocks = shape.batch * shape.groups * ((shape.per_group() + channels - 1) / channels);
-    const int64_t time = (blocks + places - 1) / places * rounds;
-    if (rounds > 1 && (time > least || ChunkBackShared<DeviceAccumulate<T>, C>::bytes(shape.states, rounds) > SHARED)) {
-      continue;
+  if constexpr (!C::SERIAL) {
+    constexpr size_t SHARED = 227 * 1024 / C::BLOCKS - 1024;
+    constexpr int MOST = 16;
+    const int64_t places = int64_t{sms} * C::BLOCKS;
+    int64_t least = 0;
+    for (int rounds = 1; rounds <= MOST; ++rounds) {
+      const int64_t channels = int64_t{C::CHANNELS} * rounds;
+      const int64_t blocks = shape.batch * shape.groups * ((shape.per_group() + channels - 1) / channels);
+      const int64_t time = (blocks + places - 1) / places * rounds;
+      const size_t bytes = ChunkBackShared<DeviceAccumulate<T>, C>::bytes(shape.states, rounds);
+      if (rounds > 1 && (time > least || bytes > SHARED)) continue;
+      best = rounds;
+      least = time;
     }
-    best = rounds;
-    least = time;
   }
   return best;
+}
+
+template <typename T>
+bool whole_vectors(const ScanData<T>& d, const ScanGradients<T>& g) {
+  return d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) && aligned(g.up) &&
+         aligned(g.u) && aligned(g.delta) && aligned(g.z);
 }
 
 template <typename T, typename C, bool REDUCE>
 void launch_back(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const ScanGradients<T>& g,
                  int rounds, int64_t channel_blocks) {
-  const size_t bytes = ChunkBackShared<DeviceAccumulate<T>, C>::bytes(d.states, rounds);
-  const bool wide = d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) &&
-                    aligned(g.up) && aligned(g.u) && aligned(g.delta) && aligned(g.z);
-  const int64_t blocks = d.batch * d.groups * channel_blocks * plan.count;
-  auto launch = [&](auto kernel) {
+  const auto blocks = static_cast<unsigned>(d.batch * d.groups * channel_blocks * plan.count);
+  auto launch = [&](auto kernel, size_t bytes, auto... more) {
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-    kernel<<<static_cast<unsigned>(blocks), C::THREADS, bytes, context.stream()>>>(d, plan, g, rounds);
+    kernel<<<blocks, C::THREADS, bytes, context.stream()>>>(d, more...);
     Launch::check();
   };
-  wide ? launch(scan_chunks_back<T, C, REDUCE, true>) : launch(scan_chunks_back<T, C, REDUCE, false>);
+  const bool wide = whole_vectors(d, g);
+  if constexpr (C::SERIAL) {
+    const size_t bytes = SerialShared<DeviceAccumulate<T>, C>::bytes(d.states);
+    wide ? launch(scan_serial_back<T, C, true>, bytes, g) : launch(scan_serial_back<T, C, false>, bytes, g);
+  } else {
+    const size_t bytes = ChunkBackShared<DeviceAccumulate<T>, C>::bytes(d.states, rounds);
+    wide ? launch(scan_chunks_back<T, C, REDUCE, true>, bytes, plan, g, rounds)
+         : launch(scan_chunks_back<T, C, REDUCE, false>, bytes, plan, g, rounds);
+  }
 }
 
 template <typename T>
@@ -127,19 +145,20 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
     Launch context(u);
     const int sms = context.multiprocessors();
 
-    dispatch_cut<T>(shape, [&](auto cut) {
+    dispatch_cut<T>(shape, sms, [&](auto cut) {
       using Used = decltype(cut);
       // The states before every tile, by the forward walk.
       const int64_t marks = (shape.length + Used::TILE - 1) / Used::TILE;
       Tensor states = new_contiguous(A, std::vector<int64_t>{shape.batch * shape.channels * marks * shape.states});
       {
-        SegmentPlan forward = plan_scan<T>(shape, sms);
+        SegmentPlan forward = Used::SERIAL ? SegmentPlan{1, shape.length} : plan_scan<T>(shape, sms);
         const Tensor space = segment_space(u, forward, shape);
         if (forward.count > 1) walk_segments<T>(context, shape, d, forward, StateWalk<T>::from_nothing());
         walk_segments<T>(context, shape, d, forward, {false, data<W>(states), std::countr_zero(unsigned{Used::TILE})});
       }
       const int64_t all_blocks = shape.batch * shape.groups * ((shape.per_group() + Used::CHANNELS - 1) / Used::CHANNELS);
-      SegmentPlan plan = plan_segments(shape, all_blocks, int64_t{sms} * Used::BLOCKS, Used::TILE);
+      SegmentPlan plan = Used::SERIAL ? SegmentPlan{1, shape.length}
+                                      : plan_segments(shape, all_blocks, int64_t{sms} * Used::BLOCKS, Used::TILE);
       const int rounds = plan.count > 1 ? 1 : plan_rounds<T, Used>(shape, sms);
       const int64_t block_channels = int64_t{Used::CHANNELS} * rounds;
       const int64_t channel_blocks = (shape.per_group() + block_channels - 1) / block_channels;
@@ -164,7 +183,9 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
                                data<W>(part_bias),
                                data<W>(part_matrices),
                                data<W>(call.initial)};
-      if (plan.count > 1) launch_back<T, Used, true>(context, d, plan, g, rounds, channel_blocks);
+      if constexpr (!Used::SERIAL) {
+        if (plan.count > 1) launch_back<T, Used, true>(context, d, plan, g, rounds, channel_blocks);
+      }
       launch_back<T, Used, false>(context, d, plan, g, rounds, channel_blocks);
       if (parts > 1) {
         const int64_t per_batch = shape.channels * shape.states;

@@ -69,15 +69,25 @@ __device__ __forceinline__ void fill_matrices(const ScanData<T>& d, const T* b, 
     }
   } else if (along_steps) {
     constexpr int VECTORS = C::SPAN / ITEMS;
+    constexpr int ACROSS = C::THREADS < VECTORS ? C::THREADS : VECTORS, ROWS = C::THREADS / ACROSS;
+    static_assert(VECTORS % ACROSS == 0 && C::THREADS % ACROSS == 0);
+#pragma unroll 1
+    for (int t = threadIdx.x % ACROSS * ITEMS; t < C::SPAN; t += ACROSS * ITEMS) {
+      const T* from_b = b + first * d.b_strides.state + tile + t;
+      const T* from_c = c + first * d.c_strides.state + tile + t;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < KINDS * padded * VECTORS; i += C::THREADS) {
-      const int t = i % VECTORS * ITEMS, which = i / VECTORS, n = which % padded, kind = which / padded;
-      const MatrixStrides& s = kind ? d.c_strides : d.b_strides;
-      RowWords words;
-      load_row<true>((kind ? c : b) + (first + n) * s.state + tile + t, first + n < d.states && t < steps, words);
-      A wide[ITEMS];
-      unpack<T>(words, wide);
-      store_values(out + kind * M::KIND + n * M::ROW + M::place(t), wide);
+      for (int n = threadIdx.x / ACROSS; n < padded; n += ROWS) {
+        const bool there = first + n < d.states && t < steps;
+        RowWords words[KINDS];
+        load_row<true>(from_b + n * d.b_strides.state, there, words[0]);
+        if (KINDS > 1) load_row<true>(from_c + n * d.c_strides.state, there, words[KINDS - 1]);
+#pragma unroll
+        for (int kind = 0; kind < KINDS; ++kind) {
+          A wide[ITEMS];
+          unpack<T>(words[kind], wide);
+          store_values(out + kind * M::KIND + n * M::ROW + M::place(t), wide);
+        }
+      }
     }
   } else {
     constexpr int VECTORS = CHUNK_STATES / ITEMS;
@@ -284,9 +294,11 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     if (WALK && walk.states && tile + slot * S < end) {
       const int64_t at = tile + slot * S;
       if ((at & ((int64_t{1} << walk.every_log2) - 1)) == 0) {
-        mark = walk.states + ((at >> walk.every_log2) * all_rows + first_row) * d.states;
+        mark = walk.states + (at >> walk.every_log2) * d.states * all_rows + first_row;
       }
     }
+    // Also in the middle of a chunk, where it is the whole of a tile.
+    const bool halves = WALK && LANES == 1 && mark && 1 << walk.every_log2 < S && tile + S / 2 < end;
     const int in_span = static_cast<int>((tile - begin) % C::SPAN);
     const A* chunk = matrices + (in_span / S + slot) * M::PITCH;
 
@@ -346,7 +358,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
           if (WALK) {
 #pragma unroll
             for (int j = 0; j < ROWS; ++j) {
-              if (mark && row_of(j) < count) mark[row_of(j) * d.states + first + n] = state[j];
+              if (mark && row_of(j) < count) mark[(first + n) * all_rows + row_of(j)] = state[j];
               state[j] = local[j];
 #pragma unroll
               for (int i = 0; MORE && i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * decay[j]);
@@ -355,12 +367,18 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         } else if (WALK && mark && first + n < d.states) {
 #pragma unroll
           for (int j = 0; j < ROWS; ++j) {
-            if (row_of(j) < count) mark[row_of(j) * d.states + first + n] = state[j];
+            if (row_of(j) < count) mark[(first + n) * all_rows + row_of(j)] = state[j];
           }
         }
         if constexpr (LANES == 1 || !WALK) {
 #pragma unroll
           for (int i = 0; i < S; i += 4) {
+            if (WALK && i == S / 2 && halves && first + n < d.states) {
+#pragma unroll
+              for (int j = 0; j < ROWS; ++j) {
+                if (row_of(j) < count) mark[(d.states + first + n) * all_rows + row_of(j)] = state[j];
+              }
+            }
             A wide_b[4], wide_c[4];
             if (LANES == 1) load_values(from + i, wide_b);
             if (!WALK) load_values(from + M::KIND + i, wide_c);

@@ -10,6 +10,7 @@ namespace opgraft::cuda {
 template <int LANES_, int WARPS_, int BLOCKS_>
 struct ChunkBackCut : ChunkCut<LANES_, 1, 1, WARPS_, BLOCKS_> {
   using Base = ChunkCut<LANES_, 1, 1, WARPS_, BLOCKS_>;
+  static constexpr bool SERIAL = false;
   static constexpr int VECTORS = 2 * Base::TILE / 4;  // of 4 steps of dB or dC of one state
   static constexpr int ADDERS = Base::THREADS > VECTORS ? Base::THREADS / VECTORS : 1;  // threads that share a vector
   static constexpr int EACH = Base::CHANNELS / ADDERS;                                  // channels that each adds up
@@ -179,8 +180,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         }
       }
       for (int i = lane; !REDUCE && i < ROWS * d.states; i += 32) {
-        const int r = i / d.states, n = i % d.states;
-        if (r < count) entries[n * ROWS + r].state = g.states[(tile / TILE * all_rows + first_row + r) * d.states + n];
+        const int r = i % ROWS, n = i / ROWS;
+        if (r < count) entries[i].state = g.states[(tile / TILE * d.states + n) * all_rows + first_row + r];
       }
 #pragma unroll
       for (int i = 0; i < S; ++i) step[i] += bias;
@@ -305,54 +306,15 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         const A skip = d.skip ? d.skip[channel + row] : A(0);
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-          RowWords words, delta, up, gate;
-          const int left_v = left - v * ITEMS;
-          load_row<WIDE>(d.u + at + v * ITEMS, left_v, words);
-          load_row<WIDE>(d.delta + at + v * ITEMS, left_v, delta);
-          load_row<WIDE>(g.up + at + v * ITEMS, left_v, up);
-          if (d.z) load_row<WIDE>(d.z + at + v * ITEMS, left_v, gate);
-          A x[ITEMS], size[ITEMS], out[ITEMS], slope_of[ITEMS];
-          unpack<T>(words, x);
-          unpack<T>(delta, size);
-          unpack<T>(up, out);
+          A to_in[ITEMS], to_size[ITEMS], out[ITEMS];
 #pragma unroll
           for (int i = 0; i < ITEMS; ++i) {
-            size[i] += bias;
-            slope_of[i] = A(1);
+            to_in[i] = to_input[v * ITEMS + i];
+            to_size[i] = to_step[v * ITEMS + i];
+            out[i] = y[v * ITEMS + i];
           }
-          if (d.use_softplus) {
-#pragma unroll
-            for (int i = 0; i < ITEMS; ++i) slope_of[i] = softplus_slope<FAST>(size[i]);
-          }
-          if (d.z) {
-            A gated[ITEMS], to_gate[ITEMS];
-            unpack<T>(gate, gated);
-#pragma unroll
-            for (int i = 0; i < ITEMS; ++i) {
-              const A s = sigmoid<FAST>(gated[i]);
-              const A curve = s * (A(1) - s);
-              const A silu_slope = s + (curve == A(0) ? A(0) : gated[i] * curve);
-              to_gate[i] = out[i] * fma(skip, x[i], y[v * ITEMS + i]) * silu_slope;
-              out[i] *= gated[i] * s;
-            }
-            store_row<WIDE>(g.z + at + v * ITEMS, left_v, to_gate);
-          }
-          A to_u[ITEMS], to_delta[ITEMS];
-#pragma unroll
-          for (int i = 0; i < ITEMS; ++i) {
-            const A by_input = to_input[v * ITEMS + i];
-            // decay carries the factor log2 e.
-            to_delta[i] = fma(by_input, x[i], to_step[v * ITEMS + i] * A(0.6931471805599453)) * slope_of[i];
-            to_u[i] = fma(by_input, size[i], out[i] * skip);
-            if (WIDE ? left_v > 0 : i < left_v) {
-              skip_sum = fma(out[i], x[i], skip_sum);
-              bias_sum += to_delta[i];
-            }
-          }
-          if (!WIDE || left_v > 0) {
-            store_row<WIDE>(g.u + at + v * ITEMS, left_v, to_u);
-            store_row<WIDE>(g.delta + at + v * ITEMS, left_v, to_delta);
-          }
+          finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left - v * ITEMS, bias, skip, to_in, to_size, out, skip_sum,
+                                      bias_sum);
         }
       }
 #pragma unroll
