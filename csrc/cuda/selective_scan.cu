@@ -1,21 +1,20 @@
 // Mamba's selective scan on CUDA, forward.
 //
-// Half of a block's warps walk time serially, the other half serves them. A walking warp owns 32 channels (for up to 16
-// states 2 lanes a channel and 2 channels a lane, 8 states of each; more lanes where there are more states) and does
-// nothing beyond the recurrence itself: pairs (step size, step size * u) of its channels and B and C come from shared
-// memory, y goes back into the place of the pairs. The helpers turn rows of u and delta into pairs a tile ahead, and
-// take y of the tile before, gate it and store it; both in vectors of 16 bytes along time. Two places of everything, so
-// a tile has one barrier. The lanes of a channel take their channels in different orders, so that sums over lanes need
-// no choice of what to send.
+// A thread has a chunk of 16 steps: step sizes, inputs and y of all of them are in registers, and states are walked one
+// after the other, each through the whole chunk. So B and C come from shared memory in vectors of four steps, sums over
+// states need no other thread, and the decays of the next state are taken while this one is walked: nothing waits for
+// the exponential unit. What a state is between chunks stands in shared memory.
 //
-// Cost a (step, channel, state): one exponential (ex2; A is scaled by log2 e beforehand), 6.0 issue slots of the walk
-// and, over 16 states, 2.4 of the helpers; 1.3 words of shared memory into registers. On 132 SMs at 1.93 GHz,
-// 8x4096x4096 with 16 states: 0.63 ms of exponentials (2.1e9, and 0.4e9 of softplus and gate), 0.55 ms of issue slots,
-// 0.35 ms of shared memory, 0.25 ms of bytes. What it takes is in docs/ops/selective_scan.md.
+// Many channels: a thread walks two channels' chunks one after the other (vectors of B and C serve both), and shares
+// their states with its neighbour. Fewer: the lanes of a warp have consecutive chunks. A lane walks its chunk from
+// zero, a scan over the lanes gives the state that each begins with (the decay of a chunk is one exponential, of A
+// times the sum of its step sizes), and it walks once more, with the decays it has. Still fewer: time is cut into
+// segments; a first launch keeps the state that each ends with from zero and the sum of its step sizes, the second
+// folds those of the segments before its own, in order.
 //
-// Few channels: time is cut into segments. A first launch walks every segment from a zero state and keeps its end
-// state and the sum of its step sizes; the second folds those of the segments before its own, in order (the decay of
-// a whole segment is one exponential, of A times that sum), and walks with outputs.
+// Cost a (step, channel, state): one exponential (ex2; A is scaled by log2 e beforehand) and 3/16 for softplus and
+// gate; 5.8 issue slots and over 16 states about 2 for what is done once a step; 1.2 wavefronts of shared memory. With
+// lanes along time 8.9 slots in place of 5.8. What it takes is in docs/ops/selective_scan.md.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -109,9 +108,12 @@ template SegmentPlan plan_scan<double>(const SelectiveShape&, int);
 template SegmentPlan plan_scan<__half>(const SelectiveShape&, int);
 template SegmentPlan plan_scan<__nv_bfloat16>(const SelectiveShape&, int);
 
-template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<float>&, const SegmentPlan&, const StateWalk<float>&);
-template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<double>&, const SegmentPlan&, const StateWalk<double>&);
-template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<__half>&, const SegmentPlan&, const StateWalk<__half>&);
+template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<float>&, const SegmentPlan&,
+                            const StateWalk<float>&);
+template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<double>&, const SegmentPlan&,
+                            const StateWalk<double>&);
+template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<__half>&, const SegmentPlan&,
+                            const StateWalk<__half>&);
 template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<__nv_bfloat16>&, const SegmentPlan&,
                             const StateWalk<__nv_bfloat16>&);
 
@@ -145,7 +147,8 @@ std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, 
     const Tensor space = segment_space(u, plan, shape);
     if (plan.count > 1) walk_segments<T>(context, shape, d, plan, StateWalk<T>::from_nothing());
     dispatch_cut<T>(shape, context.multiprocessors(), [&](auto cut) {
-      launch_scan<T, decltype(cut), false>(context, shape, d, plan, StateWalk<T>{}, static_cast<T*>(y.mutable_data_ptr()),
+      launch_scan<T, decltype(cut), false>(context, shape, d, plan, StateWalk<T>{},
+                                           static_cast<T*>(y.mutable_data_ptr()),
                                            static_cast<DeviceAccumulate<T>*>(final_state.mutable_data_ptr()));
     });
   });

@@ -48,8 +48,8 @@ struct ScanGradients {
 // What is left of a vector of steps when the walk has given the gradients of (step size * u) and of the step size by
 // the decays, and y: gradients of u, delta and z, and what the steps add to those of D and delta_bias.
 template <typename T, bool FAST, bool WIDE, int ITEMS, typename A>
-__device__ __forceinline__ void finish_steps(const ScanData<T>& d, const ScanGradients<T>& g, int64_t at, int left, A bias,
-                                             A skip, A (&to_input)[ITEMS], A (&to_step)[ITEMS], A (&y)[ITEMS],
+__device__ __forceinline__ void finish_steps(const ScanData<T>& d, const ScanGradients<T>& g, int64_t at, int left,
+                                             A bias, A skip, A (&to_input)[ITEMS], A (&to_step)[ITEMS], A (&y)[ITEMS],
                                              A& skip_sum, A& bias_sum) {
   RowWords words, delta, up, gate;
   load_row<WIDE>(d.u + at, left, words);

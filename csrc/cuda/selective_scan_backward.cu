@@ -1,26 +1,21 @@
 // Mamba's selective scan on CUDA, backward.
 //
-// A first launch walks the forward scan again and keeps the state before every STEPS-th step (4 bytes * states / STEPS
-// a step and channel, in memory of this call only). Then a warp owns 16 channels (2 rows a thread, 4 lanes with 4
-// states each; more lanes where there are more states) and goes backwards through tiles of STEPS steps. In a tile it
-// puts step sizes, inputs and the gradient of y before the gate into its own shared memory, walks forward from the kept
-// state and notes the state before every K-th step there, and then takes K steps at a time: states and decays forward
-// into registers, and back over them.
+// A first launch walks the forward scan again and keeps the states at the tiles' beginnings, in memory of this call
+// only. Then a block goes backwards through tiles of time. As in the forward scan a thread has the steps of its chunk
+// in registers and takes one state after the other: forward from the kept state, with all states of the chunk in
+// registers, then back over them; the decays of the next state are taken meanwhile. What a state adds to the gradients
+// of u, delta and y before the gate stays in the thread. What channels add to dB and dC goes through shared memory and
+// is summed over the block; blocks write partial sums that a last launch adds. All sums have a fixed order.
 //
-// Sums over a channel's states (for du, d delta and dz) go over its lanes, sums over channels (for dB and dC) over the
-// rows of a warp, both by exchanges that halve what is left at every shuffle. The lanes of a row take their rows, and
-// the groups of lanes their states, in orders of their own, so that an exchange needs no choice of what to send; B and
-// C stand in shared memory in each of these orders. Warps add up in shared memory (in two buffers, so a tile has one
-// barrier) and blocks in a later launch, always in the same order. Sums over time (dA, dD, d delta_bias) stay in
-// registers.
+// Many channels (selective_scan_serial_back.cuh): a thread has 8 steps of two channels and every other state of theirs,
+// tiles are 8 steps, and sums over channels are taken for eight states at once. Cost a (step, channel, state): 13
+// operations of the recurrence, 4 around them, 2.5 for sums over channels, and over 16 states about 5 for what is done
+// once a step; 4 bytes * states / 8 a step and channel of kept states, written and read.
 //
-// Cost a (step, channel, state): 2.75 exponentials (one in the first launch), 21 issue slots in the walks, and about 8
-// around them; 8 in the first launch: 8x4096x4096 with 16 states is 2.5 ms of issue slots on 132 SMs at 1.93 GHz.
-// States and decays of K steps are 64 registers: two warps a scheduler with 255 registers each were faster than three
-// or four.
-//
-// Few channels: time is cut into segments; a launch walks each backwards from a zero gradient of the state, and the
-// main launch folds those of the segments behind its own, in order, as the forward scan does.
+// Fewer channels (selective_scan_chunks_back.cuh): lanes have consecutive chunks of 16 steps, and scans over lanes give
+// the states and the gradients at their ends, as in the forward scan. Still fewer: time is cut into segments; a launch
+// walks each backwards from a zero gradient of the state, and the main launch folds those of the segments behind its
+// own.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -43,6 +38,48 @@ __global__ void add_parts(const A* __restrict__ in, T* __restrict__ out, int64_t
   A sum = A(0);
   for (int64_t p = 0; p < parts; ++p) sum += in[p * stride + i];
   out[i] = narrow<T>(sum);
+}
+
+// The blocks' parts of dB and dC, [part][B or C][size]. ADDERS threads take every ADDERS-th part of COUNT elements, so
+// that there are loads enough in flight where parts are many and elements few.
+template <int COUNT, typename A, typename T>
+__global__ void add_matrices(const A* __restrict__ in, T* __restrict__ to_b, T* __restrict__ to_c, int64_t parts,
+                             int64_t size) {
+  constexpr int ADDERS = 8;
+  __shared__ __align__(16) A sums[ADDERS][32][COUNT];
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x) * COUNT;
+  A sum[COUNT] = {};
+  if (i < 2 * size) {
+#pragma unroll 4
+    for (int64_t p = threadIdx.y; p < parts; p += ADDERS) {
+      A value[COUNT];
+      load_values(in + p * 2 * size + i, value);
+#pragma unroll
+      for (int k = 0; k < COUNT; ++k) sum[k] += value[k];
+    }
+  }
+  store_values(sums[threadIdx.y][threadIdx.x], sum);
+  __syncthreads();
+  if (threadIdx.y > 0 || i >= 2 * size) return;
+#pragma unroll
+  for (int y = 1; y < ADDERS; ++y) {
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) sum[k] += sums[y][threadIdx.x][k];
+  }
+  T* to = i < size ? to_b + i : to_c + (i - size);
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k) to[k] = narrow<T>(sum[k]);
+}
+
+template <typename A, typename T>
+void launch_add_matrices(const Launch& context, const A* in, T* to_b, T* to_c, int64_t parts, int64_t size) {
+  auto launch = [&](auto kernel, int64_t count) {
+    const auto blocks = static_cast<unsigned>((2 * size / count + 31) / 32);
+    kernel<<<blocks, dim3(32, 8), 0, context.stream()>>>(in, to_b, to_c, parts, size);
+    Launch::check();
+  };
+  constexpr int WIDE = 16 / static_cast<int>(sizeof(A));
+  size % WIDE == 0 ? launch(add_matrices<WIDE, A, T>, WIDE) : launch(add_matrices<1, A, T>, 1);
 }
 
 template <typename A, typename T>
@@ -156,7 +193,8 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
         if (forward.count > 1) walk_segments<T>(context, shape, d, forward, StateWalk<T>::from_nothing());
         walk_segments<T>(context, shape, d, forward, {false, data<W>(states), std::countr_zero(unsigned{Used::TILE})});
       }
-      const int64_t all_blocks = shape.batch * shape.groups * ((shape.per_group() + Used::CHANNELS - 1) / Used::CHANNELS);
+      const int64_t all_blocks =
+          shape.batch * shape.groups * ((shape.per_group() + Used::CHANNELS - 1) / Used::CHANNELS);
       SegmentPlan plan = Used::SERIAL ? SegmentPlan{1, shape.length}
                                       : plan_segments(shape, all_blocks, int64_t{sms} * Used::BLOCKS, Used::TILE);
       const int rounds = plan.count > 1 ? 1 : plan_rounds<T, Used>(shape, sms);
@@ -193,8 +231,7 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
         launch_add(context, data<W>(part_skip), data<W>(call.D), parts, shape.channels, shape.channels);
         launch_add(context, data<W>(part_bias), data<W>(call.delta_bias), parts, shape.channels, shape.channels);
       }
-      launch_add(context, data<W>(part_matrices), data<T>(call.B), channel_blocks, 2 * matrix, matrix);
-      launch_add(context, data<W>(part_matrices) + matrix, data<T>(call.C), channel_blocks, 2 * matrix, matrix);
+      launch_add_matrices(context, data<W>(part_matrices), data<T>(call.B), data<T>(call.C), channel_blocks, matrix);
     });
   });
   return call.gradients();

@@ -44,9 +44,7 @@ struct ChunkMatrices {
   static constexpr int ROW = C::SPAN / CHUNK_STEPS * PITCH;
   static constexpr int KIND = CHUNK_STATES * ROW;
 
-  static __device__ __forceinline__ int place(int step) {
-    return step / CHUNK_STEPS * PITCH + step % CHUNK_STEPS;
-  }
+  static __device__ __forceinline__ int place(int step) { return step / CHUNK_STEPS * PITCH + step % CHUNK_STEPS; }
 };
 
 // Fills B and C of `steps` steps from `tile` and `states` states from `first`; what is not there becomes zero.
@@ -122,7 +120,8 @@ __device__ __forceinline__ void carry_over(A (&value)[COUNT], const A (&whole)[C
       const A from = BACK ? __shfl_down_sync(WHOLE_WARP, value[j], lanes) : __shfl_up_sync(WHOLE_WARP, value[j], lanes);
       if (there) value[j] = fma(decay[j], from, value[j]);
       if (2 * by < C::LANES) {
-        const A over = BACK ? __shfl_down_sync(WHOLE_WARP, decay[j], lanes) : __shfl_up_sync(WHOLE_WARP, decay[j], lanes);
+        const A over =
+            BACK ? __shfl_down_sync(WHOLE_WARP, decay[j], lanes) : __shfl_up_sync(WHOLE_WARP, decay[j], lanes);
         if (there) decay[j] *= over;
       }
     }
@@ -140,9 +139,7 @@ struct ChunkShared {
   using M = ChunkMatrices<A, C>;
   static constexpr int ENTRIES = C::WARP_ROWS + (C::PARTS > 1 ? 8 : 0);  // of a state: two parts meet all banks
   static int padded(int states) { return (states + C::PARTS - 1) / C::PARTS * C::PARTS; }
-  static size_t bytes(int states) {
-    return sizeof(A) * (2 * M::KIND + C::WARPS * 2 * ENTRIES * padded(states));
-  }
+  static size_t bytes(int states) { return sizeof(A) * (2 * M::KIND + C::WARPS * 2 * ENTRIES * padded(states)); }
 };
 
 // WALK: states only (see selective_scan.h); else outputs are written. WIDE: see load_row.

@@ -18,8 +18,8 @@ struct SerialCut {
   static constexpr int THREADS = 32 * WARPS;
   static constexpr int WARP_ROWS = 32;
   static constexpr int CHANNELS = WARP_ROWS * WARPS;
-  static constexpr int SPAN = 64;   // steps of B and C in shared memory
-  static constexpr int BATCH = 8;   // states whose dB and dC are added up at once
+  static constexpr int SPAN = 64;  // steps of B and C in shared memory
+  static constexpr int BATCH = 8;  // states whose dB and dC are added up at once
   static constexpr int MOST = CHUNK_STATES;
   static_assert(THREADS == 128, "a thread has one sum of a batch");
 };
@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   const int64_t kind_stride = d.batch * d.groups * d.states * d.length;
   A* own_matrices = g.matrices + 2 * (place.channel % d.per_group() / C::CHANNELS) * kind_stride +
                     (place.batch * d.groups + place.group) * d.states * d.length;
-  // Of a batch a thread adds up one vector of 4 steps of every pair of states, over one group of every warp, and sixteen
-  // neighbours add up the groups: what a thread ends with is one step of one state. The pairs stand in an order of the
-  // thread's own, so that the first sums over neighbours need no choice of what to send.
+  // Of a batch a thread adds up one vector of 4 steps of every pair of states, over one group of every warp, and
+  // sixteen neighbours add up the groups: what a thread ends with is one step of one state. The pairs stand in an order
+  // of the thread's own, so that the first sums over neighbours need no choice of what to send.
   const int adder = threadIdx.x % 16, vector = threadIdx.x / 16 % 4, adder_part = threadIdx.x / 64;
   const int out_pair = adder / 4, out_step = vector % 2 * 4 + adder % 4;
   const A* shares_from = shares + (vector * Shared::PLACES + adder_part * 20 + adder) * 4;
