@@ -49,15 +49,11 @@ struct ScanGradients {
 // the decays, and y: gradients of u, delta and z, and what the steps add to those of D and delta_bias.
 template <typename T, bool FAST, bool WIDE, int ITEMS, typename A>
 __device__ __forceinline__ void finish_steps(const ScanData<T>& d, const ScanGradients<T>& g, int64_t at, int left,
-                                             A bias, A skip, A (&to_input)[ITEMS], A (&to_step)[ITEMS], A (&y)[ITEMS],
-                                             A& skip_sum, A& bias_sum) {
-  RowWords words, delta, up, gate;
-  load_row<WIDE>(d.u + at, left, words);
-  load_row<WIDE>(d.delta + at, left, delta);
-  load_row<WIDE>(g.up + at, left, up);
-  if (d.z) load_row<WIDE>(d.z + at, left, gate);
+                                             const RowWords& u, const RowWords& delta, const RowWords& up,
+                                             const RowWords& gate, A bias, A skip, A (&to_input)[ITEMS],
+                                             A (&to_step)[ITEMS], A (&y)[ITEMS], A& skip_sum, A& bias_sum) {
   A x[ITEMS], step[ITEMS], dy[ITEMS], slope_of[ITEMS];
-  unpack<T>(words, x);
+  unpack<T>(u, x);
   unpack<T>(delta, step);
   unpack<T>(up, dy);
 #pragma unroll

@@ -145,7 +145,7 @@ void launch_back(const Launch& context, const ScanData<T>& d, const SegmentPlan&
   };
   const bool wide = whole_vectors(d, g);
   if constexpr (C::SERIAL) {
-    const size_t bytes = SerialShared<DeviceAccumulate<T>, C>::bytes(d.states);
+    const size_t bytes = SerialShared<T, C>::bytes(d.states);
     wide ? launch(scan_serial_back<T, C, true>, bytes, g) : launch(scan_serial_back<T, C, false>, bytes, g);
   } else {
     const size_t bytes = ChunkBackShared<DeviceAccumulate<T>, C>::bytes(d.states, rounds);

@@ -313,8 +313,14 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
             to_size[i] = to_step[v * ITEMS + i];
             out[i] = y[v * ITEMS + i];
           }
-          finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left - v * ITEMS, bias, skip, to_in, to_size, out, skip_sum,
-                                      bias_sum);
+          const int left_v = left - v * ITEMS;
+          RowWords u, delta, up, gate;
+          load_row<WIDE>(d.u + at + v * ITEMS, left_v, u);
+          load_row<WIDE>(d.delta + at + v * ITEMS, left_v, delta);
+          load_row<WIDE>(g.up + at + v * ITEMS, left_v, up);
+          if (d.z) load_row<WIDE>(d.z + at + v * ITEMS, left_v, gate);
+          finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, u, delta, up, gate, bias, skip, to_in, to_size, out,
+                                      skip_sum, bias_sum);
         }
       }
 #pragma unroll

@@ -31,14 +31,24 @@ struct alignas(16) SerialEntry {
   A slope;  // the gradient of the decay, so far
 };
 
-template <typename A, typename C>
+// What a warp reads of a tile: it arrives while the tile behind it is walked.
+template <typename T, typename C>
+struct alignas(16) SerialTile {
+  static constexpr int VECTORS = C::STEPS / VECTOR_WIDTH<T>;
+  RowWords u[VECTORS][32], delta[VECTORS][32], up[VECTORS][32], gate[VECTORS][32];
+  DeviceAccumulate<T> states[C::MOST][32];
+};
+
+template <typename T, typename C>
 struct SerialShared {
+  using A = DeviceAccumulate<T>;
   using M = ChunkMatrices<A, C>;
   static constexpr int PLACES = 36;  // of a vector of every lane: odd lanes from 20, so that writers meet all banks
   static constexpr int WARP_SHARES = C::BATCH / 2 * 4 * PLACES * 4;
   static __host__ __device__ int padded(int states) { return (states + C::BATCH - 1) / C::BATCH * C::BATCH; }
   static size_t bytes(int states) {
-    return sizeof(A) * (2 * M::KIND + C::WARPS * WARP_SHARES) + sizeof(SerialEntry<A>) * padded(states) * C::CHANNELS;
+    return sizeof(A) * (2 * M::KIND + C::WARPS * WARP_SHARES) + C::WARPS * 2 * sizeof(SerialTile<T, C>) +
+           sizeof(SerialEntry<A>) * padded(states) * C::CHANNELS;
   }
 };
 
@@ -46,7 +56,7 @@ template <typename T, typename C, bool WIDE>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanData<T> d, ScanGradients<T> g) {
   using A = DeviceAccumulate<T>;
   using M = ChunkMatrices<A, C>;
-  using Shared = SerialShared<A, C>;
+  using Shared = SerialShared<T, C>;
   constexpr bool FAST = sizeof(T) == 2;
   constexpr int S = C::STEPS, ROWS = 2, BATCH = C::BATCH, PAIRS = BATCH / 2;
   constexpr int ITEMS = VECTOR_WIDTH<T>, VECTORS = S / ITEMS;
@@ -55,7 +65,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   const int padded = Shared::padded(d.states);
   A* matrices = reinterpret_cast<A*>(shared);
   A* shares = matrices + 2 * M::KIND;
-  auto* entries = reinterpret_cast<SerialEntry<A>*>(shares + C::WARPS * Shared::WARP_SHARES) + warp * 32 * padded;
+  auto* tiles = reinterpret_cast<SerialTile<T, C>*>(shares + C::WARPS * Shared::WARP_SHARES) + 2 * warp;
+  auto* entries = reinterpret_cast<SerialEntry<A>*>(tiles + 2 * (C::WARPS - warp)) + warp * 32 * padded;
   // Each of the two takes the row first that it reads and writes.
   auto row_of = [&](int j) { return 2 * group + (j ^ part); };
 
@@ -119,38 +130,72 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   const A skip = d.skip && there ? d.skip[channel + own_row] : A(0);
   A skip_sum = A(0), bias_sum = A(0);
 
-  for (int64_t tile = (d.length - 1) / S * S; tile >= 0; tile -= S) {
+  const bool four_rows = all_rows % 4 == 0 && first_row % 4 == 0 && (count >= 32 || count % 4 == 0);
+  auto fetch = [&](int64_t tile, SerialTile<T, C>& to) {
+    const int left = there ? static_cast<int>(min(d.length - tile, int64_t{S})) : 0;
+    if constexpr (WIDE) {
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        const int64_t at = own_at + tile + v * ITEMS;
+        const bool real = left > v * ITEMS;
+        copy_async<16>(&to.u[v][lane], d.u + at, real);
+        copy_async<16>(&to.delta[v][lane], d.delta + at, real);
+        copy_async<16>(&to.up[v][lane], g.up + at, real);
+        if (d.z) copy_async<16>(&to.gate[v][lane], d.z + at, real);
+      }
+    } else {
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        const int64_t at = own_at + tile + v * ITEMS;
+        load_row<false>(d.u + at, left - v * ITEMS, to.u[v][lane]);
+        load_row<false>(d.delta + at, left - v * ITEMS, to.delta[v][lane]);
+        load_row<false>(g.up + at, left - v * ITEMS, to.up[v][lane]);
+        if (d.z) load_row<false>(d.z + at, left - v * ITEMS, to.gate[v][lane]);
+      }
+    }
+    const A* marks = g.states + tile / S * d.states * all_rows + first_row;
+    if (four_rows) {
+      const int r = lane % 8 * 4;
+#pragma unroll
+      for (int n = 0; n < C::MOST; n += 4) {
+        const int m = n + lane / 8;
+        const bool real = m < d.states && r < count;
+        copy_async<16>(&to.states[m][r], real ? marks + m * all_rows + r : g.states, real);
+      }
+    } else {
+#pragma unroll 4
+      for (int n = 0; n < C::MOST; ++n) {
+        const bool real = n < d.states && lane < count;
+        copy_async<4>(&to.states[n][lane], real ? marks + n * all_rows + lane : g.states, real);
+      }
+    }
+    commit_copies();
+  };
+  const int64_t last = (d.length - 1) / S * S;
+  fetch(last, tiles[0]);
+  int buffer = 0;
+
+  for (int64_t tile = last; tile >= 0; tile -= S) {
     const int steps = static_cast<int>(min(d.length - tile, int64_t{S}));
     const int left = there ? steps : 0;
     const int64_t at = own_at + tile;
-    const A* marks = g.states + tile / S * d.states * all_rows + first_row;
+    const SerialTile<T, C>& held = tiles[buffer];
+    buffer ^= 1;
+    wait_for_copies<0>();
+    __syncwarp();
+    if (tile > 0) fetch(tile - S, tiles[buffer]);
     A step[ROWS][S], input[ROWS][S], dy[ROWS][S];
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-      RowWords u, delta, up, gate;
-      const int left_v = left - v * ITEMS;
-      load_row<WIDE>(d.u + at + v * ITEMS, left_v, u);
-      load_row<WIDE>(d.delta + at + v * ITEMS, left_v, delta);
-      load_row<WIDE>(g.up + at + v * ITEMS, left_v, up);
-      if (d.z) load_row<WIDE>(d.z + at + v * ITEMS, left_v, gate);
-      unpack<T>(u, input[0] + v * ITEMS);
-      unpack<T>(delta, step[0] + v * ITEMS);
-      unpack<T>(up, dy[0] + v * ITEMS);
+      unpack<T>(load_words<16>(&held.u[v][lane]), input[0] + v * ITEMS);
+      unpack<T>(load_words<16>(&held.delta[v][lane]), step[0] + v * ITEMS);
+      unpack<T>(load_words<16>(&held.up[v][lane]), dy[0] + v * ITEMS);
       if (d.z) {
         A gated[ITEMS];
-        unpack<T>(gate, gated);
+        unpack<T>(load_words<16>(&held.gate[v][lane]), gated);
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) dy[0][v * ITEMS + i] *= silu<FAST>(gated[i]);
       }
-    }
-    if (tile > 0) {
-      if (there) {
-        prefetch_row(d.u + at - S);
-        prefetch_row(d.delta + at - S);
-        prefetch_row(g.up + at - S);
-        if (d.z) prefetch_row(d.z + at - S);
-      }
-      if (lane < d.states && count > 0) prefetch_row(marks + (lane - d.states) * all_rows);
     }
 #pragma unroll
     for (int i = 0; i < S; ++i) step[0][i] += bias;
@@ -183,9 +228,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
     // The decays of a state and the state itself are fetched while the state before it is walked.
     A factor[ROWS][S], before[ROWS];
     SerialEntry<A> next[ROWS];
-    auto state_at = [&](int n, int j) {
-      return n < d.states && row_of(j) < count ? marks[n * all_rows + row_of(j)] : A(0);
-    };
+    auto state_at = [&](int n, int j) { return held.states[n][row_of(j)]; };
 #pragma unroll
     for (int j = 0; j < ROWS; ++j) {
       next[j] = entry[row_of(j)];
@@ -204,8 +247,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
           own[j] = next[j];
           start[j] = before[j];
           carry[j] = own[j].carry;
-          if (n + 2 < padded) next[j] = entry[64 + row_of(j)];
-          before[j] = state_at(n + 2, j);
+          if (n + 2 < padded) {
+            next[j] = entry[64 + row_of(j)];
+            before[j] = state_at(n + 2, j);
+          }
         }
         load_values(from, wide_b);
 #pragma unroll
@@ -270,7 +315,11 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
           to_size[i] = to_step[0][v * ITEMS + i];
           out[i] = y[0][v * ITEMS + i];
         }
-        finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, bias, skip, to_in, to_size, out, skip_sum, bias_sum);
+        RowWords gate = {};
+        if (d.z) gate = load_words<16>(&held.gate[v][lane]);
+        finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, load_words<16>(&held.u[v][lane]),
+                                    load_words<16>(&held.delta[v][lane]), load_words<16>(&held.up[v][lane]), gate, bias,
+                                    skip, to_in, to_size, out, skip_sum, bias_sum);
       }
     }
   }
