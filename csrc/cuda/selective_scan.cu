@@ -20,7 +20,7 @@
 #include <algorithm>
 
 #include "cuda/selective_scan.h"
-#include "cuda/selective_scan_chunks.cuh"
+#include "cuda/selective_scan_forward.cuh"
 #include "ops.h"
 #include "support/selective_call.h"
 

@@ -160,37 +160,6 @@ __device__ __forceinline__ void store_row(T* row, int left, const DeviceAccumula
   }
 }
 
-// How a warp is cut: LANES threads share the states of a row, NS each; a thread has ROWS rows, GROUPS apart.
-template <int LANES_, int NS_, int ROWS_, int WARPS_>
-struct WarpCut {
-  static constexpr int LANES = LANES_;
-  static constexpr int NS = NS_;
-  static constexpr int ROWS = ROWS_;
-  static constexpr int WARPS = WARPS_;
-  static constexpr int THREADS = 32 * WARPS;
-  static constexpr int GROUPS = 32 / LANES;
-  static constexpr int WARP_ROWS = GROUPS * ROWS;
-  static constexpr int CHANNELS = WARP_ROWS * WARPS;  // a block
-  static constexpr int PADDED = LANES * NS;
-  static constexpr int VALUES = ROWS * NS;
-};
-
-// Vectors of ITEMS steps of a warp's rows, dealt to its lanes so that eight lanes on one vector column meet eight rows:
-// with row pitches of 4 words modulo 32, 16-byte accesses to shared memory then touch every bank once.
-template <typename C, int STEPS, int ITEMS>
-struct RowTasks {
-  static constexpr int VECTORS = STEPS / ITEMS;
-  static constexpr int ALL = C::WARP_ROWS * VECTORS;
-  static constexpr int COUNT = (ALL + 31) / 32;
-  static constexpr int SIDE = C::WARP_ROWS < 8 ? C::WARP_ROWS : 8;
-  static constexpr int ROWS_APART = 32 / VECTORS;  // a lane's tasks, which are at the same step
-  static_assert(32 % (SIDE * VECTORS) == 0);
-
-  static __device__ __forceinline__ bool real(int task) { return ALL % 32 == 0 || task < ALL; }
-  static __device__ __forceinline__ int row(int task) { return task % SIDE + task / (SIDE * VECTORS) * SIDE; }
-  static __device__ __forceinline__ int step(int task) { return task / SIDE % VECTORS * ITEMS; }
-};
-
 // Adds up COUNT values over the lanes at distances END / 2 down to FIRST. Every exchange halves what is left, so a lane
 // ends with the sums from index `base`, COUNT * FIRST / END of them; where only one is left it goes on as a butterfly.
 template <int COUNT, int FIRST, int END, int ALL, typename A>
@@ -215,20 +184,6 @@ __device__ __forceinline__ void scatter_sums(A (&values)[ALL], int lane, int& ba
   }
 }
 
-// Adds up over the lanes at distances ROWS / 2 down to 1, where a lane's j-th row is its group's j ^ (lane % ROWS)-th:
-// what a lane ends with is values[0].
-template <int ROWS, int COUNT, typename A>
-__device__ __forceinline__ void add_rows(A (&values)[ROWS][COUNT]) {
-#pragma unroll
-  for (int by = ROWS / 2; by >= 1; by /= 2) {
-#pragma unroll
-    for (int j = 0; j < by; ++j) {
-#pragma unroll
-      for (int k = 0; k < COUNT; ++k) values[j][k] += __shfl_xor_sync(WHOLE_WARP, values[j + by][k], by);
-    }
-  }
-}
-
 template <int COUNT, typename A>
 __device__ __forceinline__ void load_values(const A* from, A (&out)[COUNT]) {
   constexpr int WIDE = COUNT * sizeof(A) < 16 ? COUNT : 16 / sizeof(A);
@@ -240,33 +195,10 @@ __device__ __forceinline__ void load_values(const A* from, A (&out)[COUNT]) {
   }
 }
 
-// Read once: not kept in the L1 cache.
-template <int COUNT, typename A>
-__device__ __forceinline__ void load_streamed(const A* from, A (&out)[COUNT]) {
-  static_assert(COUNT * sizeof(A) % sizeof(float4) == 0);
-#pragma unroll
-  for (int v = 0; v < static_cast<int>(COUNT * sizeof(A) / sizeof(float4)); ++v) {
-    reinterpret_cast<float4*>(out)[v] = __ldcs(reinterpret_cast<const float4*>(from) + v);
-  }
-}
-
 // Brings what the next tile reads of a row into the L2 cache.
 template <typename T>
 __device__ __forceinline__ void prefetch_row(const T* row) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
-}
-
-// values[i] becomes what values[i ^ by] was, for by < ORDERS.
-template <int ORDERS, int COUNT, typename A>
-__device__ __forceinline__ void turn_order(A (&values)[COUNT], int by) {
-#pragma unroll
-  for (int bit = 1; bit < ORDERS; bit *= 2) {
-    A turned[COUNT];
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) turned[i] = by & bit ? values[i ^ bit] : values[i];
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) values[i] = turned[i];
-  }
 }
 
 template <int COUNT, typename A>

@@ -2,7 +2,7 @@
 // what it costs.
 #pragma once
 
-#include "cuda/selective_scan_back_layout.cuh"
+#include "cuda/selective_scan_back.cuh"
 #include "cuda/selective_scan_chunks.cuh"
 
 namespace opgraft::cuda {
