@@ -142,16 +142,17 @@ __device__ __forceinline__ void load_row(const T* row, int left, RowWords& out) 
   }
 }
 
+// Written as an assignment, the compiler makes four stores of it in some kernels.
+__device__ __forceinline__ void store_vector(void* row, const RowWords& words) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(row), "r"(words.word[0]), "r"(words.word[1]),
+               "r"(words.word[2]), "r"(words.word[3])
+               : "memory");
+}
+
 template <bool WIDE, typename T>
 __device__ __forceinline__ void store_row(T* row, int left, const DeviceAccumulate<T> (&values)[VECTOR_WIDTH<T>]) {
   if constexpr (WIDE) {
-    const RowWords words = pack<T, VECTOR_BYTES>(values);
-    // Written as an assignment, the compiler makes four stores of it in some kernels.
-    if (left > 0) {
-      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(row), "r"(words.word[0]), "r"(words.word[1]),
-                   "r"(words.word[2]), "r"(words.word[3])
-                   : "memory");
-    }
+    if (left > 0) store_vector(row, pack<T, VECTOR_BYTES>(values));
   } else {
 #pragma unroll
     for (int i = 0; i < VECTOR_WIDTH<T>; ++i) {

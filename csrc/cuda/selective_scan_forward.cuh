@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       if (STAGED && (in_group == 1 || tile + S >= end)) {
         __syncwarp();
         each_vector(tile - in_group * S, [&](int r, int v, int64_t at, bool there) {
-          if (there) store_words(y_out + at, load_words<16>(&stage.y[r][v]));
+          if (there) store_vector(y_out + at, load_words<16>(&stage.y[r][v]));
         });
       }
     }
