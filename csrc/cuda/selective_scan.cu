@@ -1,60 +1,69 @@
 // Mamba's selective scan on CUDA, forward.
 //
-// Half of a block's warps walk time serially, the other half serves them. A walking warp owns 32 channels (for up to 16
-// states 2 lanes a channel and 2 channels a lane, 8 states of each; more lanes where there are more states) and does
-// nothing beyond the recurrence itself: pairs (step size, step size * u) of its channels and B and C come from shared
-// memory, y goes back into the place of the pairs. The helpers turn rows of u and delta into pairs a tile ahead, and
-// take y of the tile before, gate it and store it; both in vectors of 16 bytes along time. Two places of everything, so
-// a tile has one barrier. The lanes of a channel take their channels in different orders, so that sums over lanes need
-// no choice of what to send.
+// A thread has a chunk of 16 steps: step sizes, inputs and y of all of them are in registers, and states are walked one
+// after the other, each through the whole chunk. So B and C come from shared memory in vectors of four steps, sums over
+// states need no other thread, and the decays of the next state are taken while this one is walked: nothing waits for
+// the exponential unit. What a state is between chunks stands in shared memory.
 //
-// Cost a (step, channel, state): one exponential (ex2; A is scaled by log2 e beforehand), 6.0 issue slots of the walk
-// and, over 16 states, 2.4 of the helpers; 1.3 words of shared memory into registers. On 132 SMs at 1.93 GHz,
-// 8x4096x4096 with 16 states: 0.63 ms of exponentials (2.1e9, and 0.4e9 of softplus and gate), 0.55 ms of issue slots,
-// 0.35 ms of shared memory, 0.25 ms of bytes. What it takes is in docs/ops/selective_scan.md.
+// Many channels: a thread walks two channels' chunks one after the other (vectors of B and C serve both), and shares
+// their states with its neighbour. Fewer: the lanes of a warp have consecutive chunks. A lane walks its chunk from
+// zero, a scan over the lanes gives the state that each begins with (the decay of a chunk is one exponential, of A
+// times the sum of its step sizes), and it walks once more, with the decays it has. Still fewer: time is cut into
+// segments; a first launch keeps the state that each ends with from zero and the sum of its step sizes, the second
+// folds those of the segments before its own, in order.
 //
-// Few channels: time is cut into segments. A first launch walks every segment from a zero state and keeps its end
-// state and the sum of its step sizes; the second folds those of the segments before its own, in order (the decay of
-// a whole segment is one exponential, of A times that sum), and walks with outputs.
+// Cost a (step, channel, state): one exponential (ex2; A is scaled by log2 e beforehand) and 3/16 for softplus and
+// gate; 5.8 issue slots and over 16 states about 2 for what is done once a step; 1.2 wavefronts of shared memory. With
+// lanes along time 8.9 slots in place of 5.8. What it takes is in docs/ops/selective_scan.md.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 
 #include "cuda/selective_scan.h"
-#include "cuda/selective_scan_walk.cuh"
+#include "cuda/selective_scan_forward.cuh"
 #include "ops.h"
 #include "support/selective_call.h"
 
 namespace opgraft::cuda {
 namespace {
 
+using ManyChannels = ChunkCut<1, 2, 2, 4, 2>;
+
+// Channels and states go to threads before time does: a scan over lanes costs one operation a step and state more, and
+// the scan itself. What is left of the machine, lanes along time fill, where there are as many steps.
 template <typename T, typename Body>
-void dispatch_cut(int states, const Body& body) {
+void dispatch_cut(const SelectiveShape& shape, int sms, const Body& body) {
+  const int64_t rows = shape.batch * shape.channels;
+  const int64_t warps = int64_t{sms} * 12;  // that keep a device busy: 3 of 4 a scheduler
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
-    body(ScanCut<WarpCut<32, 8, 1, 4>, 2, 1>{});
-  } else if (states <= 16) {
-    body(ScanCut<WarpCut<2, 8, 2, 4>, 4, 2>{});
-  } else if (states <= 64) {
-    body(ScanCut<WarpCut<16, 4, 4, 4>, 2, 2>{});
+    body(ChunkCut<8, 1, 1, 4, 1>{});
+  } else if (shape.states <= CHUNK_STATES && (rows >= 16 * warps || shape.length <= 2 * CHUNK_STEPS)) {
+    body(ManyChannels{});
+  } else if (rows >= 4 * warps || shape.length <= 8 * CHUNK_STEPS) {
+    body(ChunkCut<8, 1, 1, 8, 2>{});
   } else {
-    body(ScanCut<WarpCut<32, 8, 1, 8>, 4, 1>{});
+    body(ChunkCut<32, 1, 1, 8, 2>{});
   }
 }
 
+template <typename C>
+int64_t blocks_of(const SelectiveShape& shape) {
+  return shape.batch * shape.groups * ((shape.per_group() + C::CHANNELS - 1) / C::CHANNELS);
+}
+
 template <typename T, typename C, bool WALK>
-void launch_scan(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const StateWalk<T>& walk, T* y,
-                 DeviceAccumulate<T>* final_state) {
-  constexpr size_t BYTES = ScanShared<T, C>::BYTES;
-  const int64_t per_group = d.channels / d.groups;
-  const int64_t blocks = d.batch * d.groups * ((per_group + C::CHANNELS - 1) / C::CHANNELS) * plan.count;
+void launch_scan(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, const SegmentPlan& plan,
+                 const StateWalk<T>& walk, T* y, DeviceAccumulate<T>* final_state) {
+  const size_t bytes = ChunkShared<T, C>::bytes(d.states);
   const bool wide = d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) && aligned(y);
   auto launch = [&](auto kernel) {
-    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(BYTES)));
-    kernel<<<static_cast<unsigned>(blocks), C::ALL_THREADS, BYTES, context.stream()>>>(d, plan, walk, y, final_state);
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    kernel<<<static_cast<unsigned>(blocks_of<C>(shape) * plan.count), C::THREADS, bytes, context.stream()>>>(
+        d, plan, walk, y, final_state);
     Launch::check();
   };
-  wide ? launch(scan<T, C, WALK, true>) : launch(scan<T, C, WALK, false>);
+  wide ? launch(scan_chunks<T, C, WALK, true>) : launch(scan_chunks<T, C, WALK, false>);
 }
 
 }  // namespace
@@ -72,18 +81,26 @@ SegmentPlan plan_segments(const SelectiveShape& shape, int64_t blocks, int64_t p
 template <typename T>
 SegmentPlan plan_scan(const SelectiveShape& shape, int sms) {
   SegmentPlan plan;
-  dispatch_cut<T>(shape.states, [&](auto cut) {
+  dispatch_cut<T>(shape, sms, [&](auto cut) {
     using C = decltype(cut);
-    const int64_t blocks = shape.batch * shape.groups * ((shape.per_group() + C::CHANNELS - 1) / C::CHANNELS);
-    plan = plan_segments(shape, blocks, int64_t{sms} * C::BLOCKS, TILE_STEPS<T>);
+    plan = plan_segments(shape, blocks_of<C>(shape), int64_t{sms} * C::BLOCKS, C::SPAN);
   });
   return plan;
 }
 
 template <typename T>
-void walk_segments(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const StateWalk<T>& walk) {
-  dispatch_cut<T>(d.states,
-                  [&](auto cut) { launch_scan<T, decltype(cut), true>(context, d, plan, walk, nullptr, nullptr); });
+void walk_segments(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, const SegmentPlan& plan,
+                   const StateWalk<T>& walk) {
+  if constexpr (!std::is_same_v<T, double>) {
+    // Marks closer than a chunk come of a walk whose tile is a chunk.
+    if (walk.states && 1 << walk.every_log2 < CHUNK_STEPS) {
+      launch_scan<T, ManyChannels, true>(context, shape, d, plan, walk, nullptr, nullptr);
+      return;
+    }
+  }
+  dispatch_cut<T>(shape, context.multiprocessors(), [&](auto cut) {
+    launch_scan<T, decltype(cut), true>(context, shape, d, plan, walk, nullptr, nullptr);
+  });
 }
 
 template SegmentPlan plan_scan<float>(const SelectiveShape&, int);
@@ -91,10 +108,13 @@ template SegmentPlan plan_scan<double>(const SelectiveShape&, int);
 template SegmentPlan plan_scan<__half>(const SelectiveShape&, int);
 template SegmentPlan plan_scan<__nv_bfloat16>(const SelectiveShape&, int);
 
-template void walk_segments(const Launch&, const ScanData<float>&, const SegmentPlan&, const StateWalk<float>&);
-template void walk_segments(const Launch&, const ScanData<double>&, const SegmentPlan&, const StateWalk<double>&);
-template void walk_segments(const Launch&, const ScanData<__half>&, const SegmentPlan&, const StateWalk<__half>&);
-template void walk_segments(const Launch&, const ScanData<__nv_bfloat16>&, const SegmentPlan&,
+template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<float>&, const SegmentPlan&,
+                            const StateWalk<float>&);
+template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<double>&, const SegmentPlan&,
+                            const StateWalk<double>&);
+template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<__half>&, const SegmentPlan&,
+                            const StateWalk<__half>&);
+template void walk_segments(const Launch&, const SelectiveShape&, const ScanData<__nv_bfloat16>&, const SegmentPlan&,
                             const StateWalk<__nv_bfloat16>&);
 
 Tensor segment_space(const Tensor& like, SegmentPlan& plan, const SelectiveShape& shape) {
@@ -125,9 +145,10 @@ std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, 
     Launch context(u);
     SegmentPlan plan = plan_scan<T>(shape, context.multiprocessors());
     const Tensor space = segment_space(u, plan, shape);
-    if (plan.count > 1) walk_segments<T>(context, d, plan, StateWalk<T>::from_nothing());
-    dispatch_cut<T>(shape.states, [&](auto cut) {
-      launch_scan<T, decltype(cut), false>(context, d, plan, StateWalk<T>{}, static_cast<T*>(y.mutable_data_ptr()),
+    if (plan.count > 1) walk_segments<T>(context, shape, d, plan, StateWalk<T>::from_nothing());
+    dispatch_cut<T>(shape, context.multiprocessors(), [&](auto cut) {
+      launch_scan<T, decltype(cut), false>(context, shape, d, plan, StateWalk<T>{},
+                                           static_cast<T*>(y.mutable_data_ptr()),
                                            static_cast<DeviceAccumulate<T>*>(final_state.mutable_data_ptr()));
     });
   });

@@ -25,15 +25,14 @@ __host__ __device__ __forceinline__ DeviceAccumulate<T>* plan_ends(const Segment
 }
 
 // A walk without outputs: from zero in every segment, to fill the plan, or from the true state, to keep the state
-// before every 2^every_log2-th step in [mark][batch][channel][state].
+// before every 2^every_log2-th step in [mark][state][batch][channel].
 template <typename T>
 struct StateWalk {
   bool from_zero = false;
   DeviceAccumulate<T>* states = nullptr;
   int every_log2 = 0;
-  int64_t marks = 0;
 
-  static StateWalk from_nothing() { return {true, nullptr, 0, 0}; }
+  static StateWalk from_nothing() { return {true, nullptr, 0}; }
 };
 
 // For `blocks` blocks a segment where `places` run at once.
@@ -47,7 +46,8 @@ SegmentPlan plan_scan(const SelectiveShape& shape, int sms);
 Tensor segment_space(const Tensor& like, SegmentPlan& plan, const SelectiveShape& shape);
 
 template <typename T>
-void walk_segments(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const StateWalk<T>& walk);
+void walk_segments(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, const SegmentPlan& plan,
+                   const StateWalk<T>& walk);
 
 template <typename T>
 MatrixAccess matrix_access(const Tensor& B, const Tensor& C, const SelectiveShape& shape) {

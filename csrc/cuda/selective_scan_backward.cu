@@ -1,32 +1,29 @@
 // Mamba's selective scan on CUDA, backward.
 //
-// A first launch walks the forward scan again and keeps the state before every STEPS-th step (4 bytes * states / STEPS
-// a step and channel, in memory of this call only). Then a warp owns 16 channels (2 rows a thread, 4 lanes with 4
-// states each; more lanes where there are more states) and goes backwards through tiles of STEPS steps. In a tile it
-// puts step sizes, inputs and the gradient of y before the gate into its own shared memory, walks forward from the kept
-// state and notes the state before every K-th step there, and then takes K steps at a time: states and decays forward
-// into registers, and back over them.
+// A first launch walks the forward scan again and keeps the states at the tiles' beginnings, in memory of this call
+// only. Then a block goes backwards through tiles of time. As in the forward scan a thread has the steps of its chunk
+// in registers and takes one state after the other: forward from the kept state, with all states of the chunk in
+// registers, then back over them; the decays of the next state are taken meanwhile. What a state adds to the gradients
+// of u, delta and y before the gate stays in the thread. What channels add to dB and dC goes through shared memory and
+// is summed over the block; blocks write partial sums that a last launch adds. All sums have a fixed order.
 //
-// Sums over a channel's states (for du, d delta and dz) go over its lanes, sums over channels (for dB and dC) over the
-// rows of a warp, both by exchanges that halve what is left at every shuffle. The lanes of a row take their rows, and
-// the groups of lanes their states, in orders of their own, so that an exchange needs no choice of what to send; B and
-// C stand in shared memory in each of these orders. Warps add up in shared memory (in two buffers, so a tile has one
-// barrier) and blocks in a later launch, always in the same order. Sums over time (dA, dD, d delta_bias) stay in
-// registers.
+// Many channels (selective_scan_serial_back.cuh): a thread has 8 steps of two channels and every other state of theirs,
+// tiles are 8 steps, and sums over channels are taken for eight states at once. Cost a (step, channel, state): 13
+// operations of the recurrence, 4 around them, 2.5 for sums over channels, and over 16 states about 5 for what is done
+// once a step; 4 bytes * states / 8 a step and channel of kept states, written and read.
 //
-// Cost a (step, channel, state): 2.75 exponentials (one in the first launch), 21 issue slots in the walks, and about 8
-// around them; 8 in the first launch: 8x4096x4096 with 16 states is 2.5 ms of issue slots on 132 SMs at 1.93 GHz.
-// States and decays of K steps are 64 registers: two warps a scheduler with 255 registers each were faster than three
-// or four.
-//
-// Few channels: time is cut into segments; a launch walks each backwards from a zero gradient of the state, and the
-// main launch folds those of the segments behind its own, in order, as the forward scan does.
+// Fewer channels (selective_scan_chunks_back.cuh): lanes have consecutive chunks of 16 steps, and scans over lanes give
+// the states and the gradients at their ends, as in the forward scan. Still fewer: time is cut into segments; a launch
+// walks each backwards from a zero gradient of the state, and the main launch folds those of the segments behind its
+// own.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "cuda/selective_scan.h"
-#include "cuda/selective_scan_back.cuh"
+#include "cuda/selective_scan_chunks_back.cuh"
+#include "cuda/selective_scan_serial_back.cuh"
 #include "ops.h"
 #include "support/selective_call.h"
 
@@ -43,6 +40,48 @@ __global__ void add_parts(const A* __restrict__ in, T* __restrict__ out, int64_t
   out[i] = narrow<T>(sum);
 }
 
+// The blocks' parts of dB and dC, [part][B or C][size]. ADDERS threads take every ADDERS-th part of COUNT elements, so
+// that there are loads enough in flight where parts are many and elements few.
+template <int COUNT, typename A, typename T>
+__global__ void add_matrices(const A* __restrict__ in, T* __restrict__ to_b, T* __restrict__ to_c, int64_t parts,
+                             int64_t size) {
+  constexpr int ADDERS = 8;
+  __shared__ __align__(16) A sums[ADDERS][32][COUNT];
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x) * COUNT;
+  A sum[COUNT] = {};
+  if (i < 2 * size) {
+#pragma unroll 4
+    for (int64_t p = threadIdx.y; p < parts; p += ADDERS) {
+      A value[COUNT];
+      load_values(in + p * 2 * size + i, value);
+#pragma unroll
+      for (int k = 0; k < COUNT; ++k) sum[k] += value[k];
+    }
+  }
+  store_values(sums[threadIdx.y][threadIdx.x], sum);
+  __syncthreads();
+  if (threadIdx.y > 0 || i >= 2 * size) return;
+#pragma unroll
+  for (int y = 1; y < ADDERS; ++y) {
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) sum[k] += sums[y][threadIdx.x][k];
+  }
+  T* to = i < size ? to_b + i : to_c + (i - size);
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k) to[k] = narrow<T>(sum[k]);
+}
+
+template <typename A, typename T>
+void launch_add_matrices(const Launch& context, const A* in, T* to_b, T* to_c, int64_t parts, int64_t size) {
+  auto launch = [&](auto kernel, int64_t count) {
+    const auto blocks = static_cast<unsigned>((2 * size / count + 31) / 32);
+    kernel<<<blocks, dim3(32, 8), 0, context.stream()>>>(in, to_b, to_c, parts, size);
+    Launch::check();
+  };
+  constexpr int WIDE = 16 / static_cast<int>(sizeof(A));
+  size % WIDE == 0 ? launch(add_matrices<WIDE, A, T>, WIDE) : launch(add_matrices<1, A, T>, 1);
+}
+
 template <typename A, typename T>
 void launch_add(const Launch& context, const A* in, T* out, int64_t parts, int64_t stride, int64_t size) {
   if (size == 0) return;
@@ -50,33 +89,69 @@ void launch_add(const Launch& context, const A* in, T* out, int64_t parts, int64
   Launch::check();
 }
 
+// Walking time serially costs least, and fills the machine where there are channels enough.
 template <typename T, typename Body>
-void dispatch_cut(int states, const Body& body) {
+void dispatch_cut(const SelectiveShape& shape, int sms, const Body& body) {
+  using Serial = SerialCut<4, 2>;
+  const int64_t warps = shape.batch * shape.groups * ((shape.per_group() + Serial::WARP_ROWS - 1) / Serial::WARP_ROWS);
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
-    body(BackCut<WarpCut<32, 8, 1, 2>, 8, 2, 1>{});
-  } else if (states <= 16) {
-    body(BackCut<WarpCut<4, 4, 2, 4>, 16, 4, 2>{});
-  } else if (states <= 64) {
-    body(BackCut<WarpCut<16, 4, 2, 4>, 16, 4, 2>{});
+    body(ChunkBackCut<8, 2, 1>{});
+  } else if (shape.states <= Serial::MOST && 2 * warps >= int64_t{sms} * Serial::WARPS * Serial::BLOCKS) {
+    body(Serial{});
+  } else if (shape.length <= 8 * CHUNK_STEPS) {
+    body(ChunkBackCut<8, 4, 2>{});
   } else {
-    body(BackCut<WarpCut<32, 8, 1, 4>, 8, 4, 1>{});
+    body(ChunkBackCut<16, 4, 2>{});
   }
+}
+
+// Of a block: so many that the last wave of blocks is full, and as many as that allows, for fewer partial sums.
+template <typename T, typename C>
+int plan_rounds(const SelectiveShape& shape, int sms) {
+  int best = 1;
+  if constexpr (!C::SERIAL) {
+    constexpr size_t SHARED = 227 * 1024 / C::BLOCKS - 1024;
+    constexpr int MOST = 16;
+    const int64_t places = int64_t{sms} * C::BLOCKS;
+    int64_t least = 0;
+    for (int rounds = 1; rounds <= MOST; ++rounds) {
+      const int64_t channels = int64_t{C::CHANNELS} * rounds;
+      const int64_t blocks = shape.batch * shape.groups * ((shape.per_group() + channels - 1) / channels);
+      const int64_t time = (blocks + places - 1) / places * rounds;
+      const size_t bytes = ChunkBackShared<DeviceAccumulate<T>, C>::bytes(shape.states, rounds);
+      if (rounds > 1 && (time > least || bytes > SHARED)) continue;
+      best = rounds;
+      least = time;
+    }
+  }
+  return best;
+}
+
+template <typename T>
+bool whole_vectors(const ScanData<T>& d, const ScanGradients<T>& g) {
+  return d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) && aligned(g.up) &&
+         aligned(g.u) && aligned(g.delta) && aligned(g.z);
 }
 
 template <typename T, typename C, bool REDUCE>
 void launch_back(const Launch& context, const ScanData<T>& d, const SegmentPlan& plan, const ScanGradients<T>& g,
-                 int64_t channel_blocks) {
-  constexpr size_t BYTES = BackShared<DeviceAccumulate<T>, C>::BYTES;
-  const bool wide = d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) &&
-                    aligned(g.up) && aligned(g.u) && aligned(g.delta) && aligned(g.z);
-  const int64_t blocks = d.batch * d.groups * channel_blocks * plan.count;
-  auto launch = [&](auto kernel) {
-    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(BYTES)));
-    kernel<<<static_cast<unsigned>(blocks), C::THREADS, BYTES, context.stream()>>>(d, plan, g);
+                 int rounds, int64_t channel_blocks) {
+  const auto blocks = static_cast<unsigned>(d.batch * d.groups * channel_blocks * plan.count);
+  auto launch = [&](auto kernel, size_t bytes, auto... more) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    kernel<<<blocks, C::THREADS, bytes, context.stream()>>>(d, more...);
     Launch::check();
   };
-  wide ? launch(scan_back<T, C, REDUCE, true>) : launch(scan_back<T, C, REDUCE, false>);
+  const bool wide = whole_vectors(d, g);
+  if constexpr (C::SERIAL) {
+    const size_t bytes = SerialShared<T, C>::bytes(d.states);
+    wide ? launch(scan_serial_back<T, C, true>, bytes, g) : launch(scan_serial_back<T, C, false>, bytes, g);
+  } else {
+    const size_t bytes = ChunkBackShared<DeviceAccumulate<T>, C>::bytes(d.states, rounds);
+    wide ? launch(scan_chunks_back<T, C, REDUCE, true>, bytes, plan, g, rounds)
+         : launch(scan_chunks_back<T, C, REDUCE, false>, bytes, plan, g, rounds);
+  }
 }
 
 template <typename T>
@@ -107,37 +182,37 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
     Launch context(u);
     const int sms = context.multiprocessors();
 
-    dispatch_cut<T>(shape.states, [&](auto cut) {
+    dispatch_cut<T>(shape, sms, [&](auto cut) {
       using Used = decltype(cut);
-      // The states before every STEPS-th step, by the forward walk.
-      const int64_t marks = (shape.length + Used::STEPS - 1) / Used::STEPS;
+      // The states before every tile, by the forward walk.
+      const int64_t marks = (shape.length + Used::TILE - 1) / Used::TILE;
       Tensor states = new_contiguous(A, std::vector<int64_t>{shape.batch * shape.channels * marks * shape.states});
       {
-        SegmentPlan forward = plan_scan<T>(shape, sms);
+        SegmentPlan forward = Used::SERIAL ? SegmentPlan{1, shape.length} : plan_scan<T>(shape, sms);
         const Tensor space = segment_space(u, forward, shape);
-        if (forward.count > 1) walk_segments<T>(context, d, forward, StateWalk<T>::from_nothing());
-        StateWalk<T> walk;
-        walk.states = data<W>(states);
-        walk.every_log2 = Used::STEPS == 16 ? 4 : 3;
-        static_assert(Used::STEPS == 16 || Used::STEPS == 8);
-        walk.marks = marks;
-        walk_segments<T>(context, d, forward, walk);
+        if (forward.count > 1) walk_segments<T>(context, shape, d, forward, StateWalk<T>::from_nothing());
+        walk_segments<T>(context, shape, d, forward, {false, data<W>(states), std::countr_zero(unsigned{Used::TILE})});
       }
-      const int64_t channel_blocks = (shape.per_group() + Used::CHANNELS - 1) / Used::CHANNELS;
-      SegmentPlan plan =
-          plan_segments(shape, shape.batch * shape.groups * channel_blocks, int64_t{sms} * Used::BLOCKS, Used::STEPS);
+      const int64_t all_blocks =
+          shape.batch * shape.groups * ((shape.per_group() + Used::CHANNELS - 1) / Used::CHANNELS);
+      SegmentPlan plan = Used::SERIAL ? SegmentPlan{1, shape.length}
+                                      : plan_segments(shape, all_blocks, int64_t{sms} * Used::BLOCKS, Used::TILE);
+      const int rounds = plan.count > 1 ? 1 : plan_rounds<T, Used>(shape, sms);
+      const int64_t block_channels = int64_t{Used::CHANNELS} * rounds;
+      const int64_t channel_blocks = (shape.per_group() + block_channels - 1) / block_channels;
       const Tensor space = segment_space(u, plan, shape);
       const int64_t rows_all = shape.batch * shape.channels;
       const int64_t parts = plan.count * shape.batch;
       const int64_t matrix = shape.batch * shape.groups * shape.states * shape.length;
-      Tensor part_a = new_contiguous(A, std::vector<int64_t>{plan.count * rows_all * shape.states});
-      Tensor part_skip = new_contiguous(A, std::vector<int64_t>{plan.count * rows_all});
-      Tensor part_bias = new_contiguous(A, std::vector<int64_t>{plan.count * rows_all});
+      // One part is the sum.
+      auto part = [&](Tensor& sum, int64_t size) {
+        return parts == 1 ? sum : new_contiguous(A, std::vector<int64_t>{plan.count * rows_all * size});
+      };
+      Tensor part_a = part(call.A, shape.states), part_skip = part(call.D, 1), part_bias = part(call.delta_bias, 1);
       Tensor part_matrices = new_contiguous(A, std::vector<int64_t>{channel_blocks * 2 * matrix});
       const ScanGradients<T> g{static_cast<const T*>(call.grad.const_data_ptr()),
                                optional_data<W>(call.grad_final),
                                data<W>(states),
-                               marks,
                                data<T>(call.u),
                                data<T>(call.delta),
                                data<T>(call.z),
@@ -146,14 +221,17 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
                                data<W>(part_bias),
                                data<W>(part_matrices),
                                data<W>(call.initial)};
-      if (plan.count > 1) launch_back<T, Used, true>(context, d, plan, g, channel_blocks);
-      launch_back<T, Used, false>(context, d, plan, g, channel_blocks);
-      const int64_t per_batch = shape.channels * shape.states;
-      launch_add(context, data<W>(part_a), data<W>(call.A), parts, per_batch, per_batch);
-      launch_add(context, data<W>(part_skip), data<W>(call.D), parts, shape.channels, shape.channels);
-      launch_add(context, data<W>(part_bias), data<W>(call.delta_bias), parts, shape.channels, shape.channels);
-      launch_add(context, data<W>(part_matrices), data<T>(call.B), channel_blocks, 2 * matrix, matrix);
-      launch_add(context, data<W>(part_matrices) + matrix, data<T>(call.C), channel_blocks, 2 * matrix, matrix);
+      if constexpr (!Used::SERIAL) {
+        if (plan.count > 1) launch_back<T, Used, true>(context, d, plan, g, rounds, channel_blocks);
+      }
+      launch_back<T, Used, false>(context, d, plan, g, rounds, channel_blocks);
+      if (parts > 1) {
+        const int64_t per_batch = shape.channels * shape.states;
+        launch_add(context, data<W>(part_a), data<W>(call.A), parts, per_batch, per_batch);
+        launch_add(context, data<W>(part_skip), data<W>(call.D), parts, shape.channels, shape.channels);
+        launch_add(context, data<W>(part_bias), data<W>(call.delta_bias), parts, shape.channels, shape.channels);
+      }
+      launch_add_matrices(context, data<W>(part_matrices), data<T>(call.B), data<T>(call.C), channel_blocks, matrix);
     });
   });
   return call.gradients();

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from opgraft.ops.folding import fold_mapped
+
 
 def map_channels(
     op: Any,
@@ -27,20 +29,11 @@ def map_channels(
         ]
         return tuple(torch.stack(parts) for parts in zip(*calls, strict=True)), (0,) * len(outputs)
     channel_last = bool(args[-1]) if "seq_idx" in kinds else False
-    folded = []
-    for kind, dim, value in zip(kinds, in_dims, args, strict=True):
-        if not isinstance(value, torch.Tensor) or kind == "seq_idx":
-            folded.append(value)
-            continue
-        moved = value.unsqueeze(0).expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
-        axis = _channel_axis(kind, channel_last)
-        folded.append(moved.movedim(0, axis).flatten(axis, axis + 1))
-    found = op(*folded)
-    unfolded = []
-    for kind, value in zip(outputs, found, strict=True):
-        axis = _channel_axis(kind, channel_last)
-        unfolded.append(value.unflatten(axis, (size, -1) if value.shape[axis] else (size, 0)).movedim(axis, 0))
-    return tuple(unfolded), (0,) * len(outputs)
+
+    def axis_of(kind: str) -> int | None:
+        return None if kind == "seq_idx" else _channel_axis(kind, channel_last)
+
+    return fold_mapped(op, size, in_dims, args, kinds, outputs, axis_of)
 
 
 def _channel_axis(kind: str, channel_last: bool) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from opgraft.ops.folding import fold_mapped
 from opgraft.ops.linear_scan import linear_scan
 from opgraft.ops.linear_scan import states as scan_states
 from opgraft.ops.registration import (
@@ -280,20 +281,7 @@ def map_groups(
     outputs: tuple[str, ...],
 ) -> tuple[Any, tuple[int, ...]]:
     """A vmap rule by more groups of channels: every channel has an A of its own, every group a B and a C."""
-    folded = []
-    for kind, dim, value in zip(kinds, in_dims, args, strict=True):
-        if not isinstance(value, torch.Tensor):
-            folded.append(value)
-            continue
-        moved = value.unsqueeze(0).expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
-        axis = _AXIS[kind]
-        folded.append(moved.movedim(0, axis).flatten(axis, axis + 1))
-    found = op(*folded)
-    unfolded = [
-        value.unflatten(_AXIS[kind], (size, value.shape[_AXIS[kind]] // size)).movedim(_AXIS[kind], 0)
-        for kind, value in zip(outputs, found, strict=True)
-    ]
-    return tuple(unfolded), (0,) * len(outputs)
+    return fold_mapped(op, size, in_dims, args, kinds, outputs, _AXIS.get)
 
 
 def sharding_rule(kinds: tuple[str, ...], outputs: tuple[str, ...]) -> Any:

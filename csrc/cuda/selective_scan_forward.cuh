@@ -1,0 +1,393 @@
+// The forward kernel of selective_scan: see selective_scan.cu for how it works and what it costs.
+#pragma once
+
+#include "cuda/selective_scan.h"
+#include "cuda/selective_scan_chunks.cuh"
+
+namespace opgraft::cuda {
+
+template <typename A>
+struct alignas(2 * sizeof(A)) StateEntry {
+  A decay;
+  A state;
+};
+
+// Rows of a warp without lanes along time, two chunks long, on their way in (they arrive while the two chunks before
+// are walked) and out: four lanes read or write a row together. Eight rows at the same place meet all banks.
+struct RowStage {
+  static constexpr int VECTORS = 4;
+  RowWords u[2][32][VECTORS + 1], delta[2][32][VECTORS + 1], gate[2][32][VECTORS + 1], y[32][VECTORS + 1];
+};
+
+template <typename T, typename C>
+struct ChunkShared {
+  using A = DeviceAccumulate<T>;
+  using M = ChunkMatrices<A, C>;
+  static constexpr int ENTRIES = C::WARP_ROWS + (C::PARTS > 1 ? 8 : 0);  // of a state: two parts meet all banks
+  static constexpr bool STAGED = C::LANES == 1 && C::WARP_ROWS == 32 && sizeof(T) == 2;
+  static constexpr int STAGES = STAGED ? C::WARPS : 0;
+  static int padded(int states) { return (states + C::PARTS - 1) / C::PARTS * C::PARTS; }
+  static size_t bytes(int states) {
+    return sizeof(A) * 2 * M::KIND + STAGES * sizeof(RowStage) + sizeof(A) * C::WARPS * 2 * ENTRIES * padded(states);
+  }
+};
+
+// WALK: states only (see selective_scan.h); else outputs are written. WIDE: see load_row.
+template <typename T, typename C, bool WALK, bool WIDE>
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
+    scan_chunks(ScanData<T> d, SegmentPlan plan, StateWalk<T> walk, T* __restrict__ y_out,
+                DeviceAccumulate<T>* __restrict__ final_state) {
+  using A = DeviceAccumulate<T>;
+  using M = ChunkMatrices<A, C>;
+  using Shared = ChunkShared<T, C>;
+  constexpr bool FAST = sizeof(T) == 2;
+  constexpr int S = CHUNK_STEPS, LANES = C::LANES, ROWS = C::ROWS, PARTS = C::PARTS, WARP_ROWS = C::WARP_ROWS;
+  constexpr int ENTRIES = Shared::ENTRIES;
+  constexpr int OWN = ROWS / PARTS;  // rows that a thread reads and writes: its first ones
+  constexpr int ITEMS = VECTOR_WIDTH<T>, VECTORS = S / ITEMS;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int part = lane % PARTS, slot = lane / PARTS % LANES, group = lane / (PARTS * LANES);
+  const int padded = (d.states + PARTS - 1) / PARTS * PARTS;
+  A* matrices = reinterpret_cast<A*>(shared);
+  auto* stages = reinterpret_cast<RowStage*>(matrices + 2 * M::KIND);
+  auto* entries = reinterpret_cast<StateEntry<A>*>(stages + Shared::STAGES) + warp * ENTRIES * padded;
+  constexpr bool STAGED = Shared::STAGED && WIDE;
+  constexpr int GROUP = 2 * S;
+  RowStage& stage = stages[STAGED ? warp : 0];
+  // Threads that share rows take them in different orders, each the one that it reads and writes first.
+  auto row_of = [&](int j) { return group * ROWS + (j ^ part); };
+
+  const BlockPlace place = block_place(d, C::CHANNELS);
+  if (WALK && walk.from_zero && place.segment == plan.count - 1) return;  // nothing comes after it
+  const int64_t begin = place.segment * plan.length;
+  const int64_t end = min(begin + plan.length, d.length);
+  const int count = place.count - warp * WARP_ROWS;  // rows of this warp that are there
+  const int64_t channel = place.channel + warp * WARP_ROWS;
+  const int64_t first_row = place.batch * d.channels + channel;
+  const int64_t all_rows = d.batch * d.channels;
+
+  for (int i = lane; i < WARP_ROWS * padded; i += 32) {
+    const int r = i % WARP_ROWS, n = i / WARP_ROWS;
+    const bool real = r < count && n < d.states;
+    A decay = A(0), state = A(0);
+    if (real) {
+      decay = d.a[(channel + r) * d.states + n] * A(LOG2_E);
+      if (!walk.from_zero && d.initial) state = d.initial[(first_row + r) * d.states + n];
+#pragma unroll 1
+      for (int64_t s = 0; s < (walk.from_zero ? 0 : place.segment); ++s) {
+        const int64_t at = s * all_rows + first_row + r;
+        state = fma(exp2_fast(decay * plan_sums<T>(plan)[at]), state, plan_ends<T>(plan)[at * d.states + n]);
+      }
+    }
+    entries[n * ENTRIES + r] = {decay, state};
+  }
+  __syncwarp();
+
+  A bias[OWN], skip[OWN];
+  int64_t offset[OWN];
+#pragma unroll
+  for (int j = 0; j < OWN; ++j) {
+    const bool there = row_of(j) < count;
+    bias[j] = d.bias && there ? d.bias[channel + row_of(j)] : A(0);
+    skip[j] = d.skip && there ? d.skip[channel + row_of(j)] : A(0);
+    offset[j] = (first_row + (there ? row_of(j) : 0)) * d.length + slot * S;
+  }
+  const T* b = d.b + place.batch * d.b_strides.batch + place.group * d.b_strides.group;
+  const T* c = d.c + place.batch * d.c_strides.batch + place.group * d.c_strides.group;
+  auto left_of = [&](int64_t tile, int j) {
+    return row_of(j) < count ? static_cast<int>(min(end - tile, int64_t{C::TILE})) - slot * S : 0;
+  };
+  A step_sum[OWN] = {};
+
+  RowWords u[OWN][VECTORS], delta[OWN][VECTORS];
+  auto fetch = [&](int64_t tile) {
+#pragma unroll
+    for (int j = 0; j < OWN; ++j) {
+      const int left = left_of(tile, j);
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        load_row<WIDE>(d.u + offset[j] + tile + v * ITEMS, left - v * ITEMS, u[j][v]);
+        load_row<WIDE>(d.delta + offset[j] + tile + v * ITEMS, left - v * ITEMS, delta[j][v]);
+      }
+    }
+  };
+  // The rows of two chunks, by four lanes a row.
+  auto each_vector = [&](int64_t first, auto body) {
+#pragma unroll
+    for (int i = 0; i < 32; i += 8) {
+      const int r = i + lane / 4, v = lane % 4;
+      const bool there = r < count && first + v * ITEMS < end;
+      body(r, v, there ? (first_row + r) * d.length + first + v * ITEMS : first_row * d.length, there);
+    }
+  };
+  auto fetch_stage = [&](int64_t first, int which) {
+    each_vector(first, [&](int r, int v, int64_t at, bool there) {
+      copy_async<16>(&stage.u[which][r][v], d.u + at, there);
+      copy_async<16>(&stage.delta[which][r][v], d.delta + at, there);
+      if (!WALK && d.z) copy_async<16>(&stage.gate[which][r][v], d.z + at, there);
+    });
+    commit_copies();
+  };
+  if constexpr (STAGED) {
+    if (begin < end) fetch_stage(begin, 0);
+  }
+
+  for (int64_t tile = begin; tile < end; tile += C::TILE) {
+    const int in_group = static_cast<int>((tile - begin) / S % 2), which = static_cast<int>((tile - begin) / GROUP % 2);
+    if constexpr (STAGED) {
+      if (in_group == 0) {
+        wait_for_copies<0>();
+        __syncwarp();
+        if (tile + GROUP < end) fetch_stage(tile + GROUP, which ^ 1);
+      }
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        u[0][v] = load_words<16>(&stage.u[which][row_of(0)][in_group * VECTORS + v]);
+        delta[0][v] = load_words<16>(&stage.delta[which][row_of(0)][in_group * VECTORS + v]);
+      }
+    } else {
+      fetch(tile);
+    }
+    A step[ROWS][S], input[ROWS][S], y[ROWS][S];
+#pragma unroll
+    for (int j = 0; j < OWN; ++j) {
+      const int left = left_of(tile, j);
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        unpack<T>(delta[j][v], step[j] + v * ITEMS);
+        unpack<T>(u[j][v], input[j] + v * ITEMS);
+      }
+#pragma unroll
+      for (int i = 0; i < S; ++i) step[j][i] += bias[j];
+      if (d.use_softplus) {
+#pragma unroll
+        for (int i = 0; i < S; ++i) step[j][i] = softplus<FAST>(step[j][i]);
+      }
+      if (left < S) {
+#pragma unroll
+        for (int i = 0; i < S; ++i) step[j][i] = i < left ? step[j][i] : A(0);
+      }
+#pragma unroll
+      for (int i = 0; i < S; ++i) {
+        y[j][i] = skip[j] * input[j][i];
+        input[j][i] *= step[j][i];
+      }
+    }
+    if constexpr (PARTS > 1) {
+#pragma unroll
+      for (int j = 1; j < ROWS; ++j) {
+#pragma unroll
+        for (int i = 0; i < S; ++i) {
+          step[j][i] = __shfl_xor_sync(WHOLE_WARP, step[0][i], j);
+          input[j][i] = __shfl_xor_sync(WHOLE_WARP, input[0][i], j);
+          y[j][i] = A(0);
+        }
+      }
+    }
+    RowWords gate[OWN][VECTORS];
+    auto fetch_gate = [&] {
+#pragma unroll
+      for (int j = 0; j < OWN; ++j) {
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+          load_row<WIDE>(d.z + offset[j] + tile + v * ITEMS, left_of(tile, j) - v * ITEMS, gate[j][v]);
+        }
+      }
+    };
+    if (!STAGED && !WALK && d.z) {
+#pragma unroll
+      for (int j = 0; j < OWN; ++j) {
+        if (left_of(tile, j) > 0) prefetch_row(d.z + offset[j] + tile);
+      }
+    }
+    A chunk_sum[ROWS] = {};
+    if (LANES > 1 || WALK) {
+#pragma unroll
+      for (int j = 0; j < ROWS; ++j) {
+#pragma unroll
+        for (int i = 0; i < S; ++i) chunk_sum[j] += step[j][i];
+        if (WALK && j < OWN) step_sum[j] += chunk_sum[j];
+      }
+    }
+    A* mark = nullptr;  // where the states before this chunk are to be kept, of row 0
+    if (WALK && walk.states && tile + slot * S < end) {
+      const int64_t at = tile + slot * S;
+      if ((at & ((int64_t{1} << walk.every_log2) - 1)) == 0) {
+        mark = walk.states + (at >> walk.every_log2) * d.states * all_rows + first_row;
+      }
+    }
+    // Also in the middle of a chunk, where it is the whole of a tile.
+    const bool halves = WALK && LANES == 1 && mark && 1 << walk.every_log2 < S && tile + S / 2 < end;
+    const int in_span = static_cast<int>((tile - begin) % C::SPAN);
+    const A* chunk = matrices + (in_span / S + slot) * M::PITCH;
+
+    for (int first = 0; first < padded; first += CHUNK_STATES) {
+      const int states = min(CHUNK_STATES, padded - first);
+      if (in_span == 0) {
+        __syncthreads();
+        fill_matrices<T, C, WALK ? 1 : 2>(d, b, c, tile, static_cast<int>(min(end - tile, int64_t{C::SPAN})), first,
+                                          states, matrices);
+        __syncthreads();
+      }
+      // The decays of a state are taken while the state before it is walked: nothing waits for the exponential unit.
+      StateEntry<A> next[ROWS];
+      A factor[ROWS][S], whole[ROWS];
+      auto entry_of = [&](int n, int j) -> StateEntry<A>& { return entries[(first + n) * ENTRIES + row_of(j)]; };
+#pragma unroll
+      for (int j = 0; j < ROWS; ++j) {
+        next[j] = entry_of(part, j);
+        if (LANES > 1) whole[j] = exp2_fast(chunk_sum[j] * next[j].decay);
+#pragma unroll
+        for (int i = 0; i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * next[j].decay);
+      }
+      auto walk_state = [&](int n, auto more) {
+        constexpr bool MORE = decltype(more)::value;
+        const A* from = chunk + n * M::ROW;
+        A state[ROWS], decay[ROWS], add[ROWS][S];
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) {
+          state[j] = next[j].state;
+          if (MORE) next[j] = entry_of(n + PARTS, j);
+          if (MORE) decay[j] = next[j].decay;
+        }
+        if constexpr (LANES > 1) {
+          A local[ROWS];
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) local[j] = slot == 0 ? state[j] : A(0);
+#pragma unroll
+          for (int i = 0; i < S; i += 4) {
+            A wide[4];
+            load_values(from + i, wide);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+#pragma unroll
+              for (int j = 0; j < ROWS; ++j) {
+                add[j][i + k] = input[j][i + k] * wide[k];
+                local[j] = fma(factor[j][i + k], local[j], add[j][i + k]);
+              }
+            }
+          }
+          carry_over<C, false>(local, whole, slot);
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+            const A before = neighbour<C, false>(local[j]);
+            state[j] = slot == 0 ? state[j] : before;
+            if (MORE) whole[j] = exp2_fast(chunk_sum[j] * decay[j]);
+          }
+          if (WALK) {
+#pragma unroll
+            for (int j = 0; j < ROWS; ++j) {
+              if (mark && row_of(j) < count) mark[(first + n) * all_rows + row_of(j)] = state[j];
+              state[j] = local[j];
+#pragma unroll
+              for (int i = 0; MORE && i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * decay[j]);
+            }
+          }
+        } else if (WALK && mark && first + n < d.states) {
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+            if (row_of(j) < count) mark[(first + n) * all_rows + row_of(j)] = state[j];
+          }
+        }
+        if constexpr (LANES == 1 || !WALK) {
+#pragma unroll
+          for (int i = 0; i < S; i += 4) {
+            if (WALK && i == S / 2 && halves && first + n < d.states) {
+#pragma unroll
+              for (int j = 0; j < ROWS; ++j) {
+                if (row_of(j) < count) mark[(d.states + first + n) * all_rows + row_of(j)] = state[j];
+              }
+            }
+            A wide_b[4], wide_c[4];
+            if (LANES == 1) load_values(from + i, wide_b);
+            if (!WALK) load_values(from + M::KIND + i, wide_c);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+#pragma unroll
+              for (int j = 0; j < ROWS; ++j) {
+                const A more_state = LANES == 1 ? input[j][i + k] * wide_b[k] : add[j][i + k];
+                state[j] = fma(factor[j][i + k], state[j], more_state);
+                if (!WALK) y[j][i + k] = fma(state[j], wide_c[k], y[j][i + k]);
+                if (MORE) factor[j][i + k] = exp2_fast(step[j][i + k] * decay[j]);
+              }
+            }
+          }
+        }
+        if (slot == LANES - 1) {
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) entry_of(n, j).state = state[j];
+        }
+      };
+      int n = part;
+#pragma unroll 1
+      for (; n + PARTS < states; n += PARTS) walk_state(n, std::true_type{});
+      walk_state(n, std::false_type{});
+    }
+    __syncwarp();  // the states are there for the first lane
+
+    if constexpr (!WALK) {
+      if constexpr (PARTS > 1) {
+#pragma unroll
+        for (int j = 1; j < ROWS; ++j) {
+#pragma unroll
+          for (int i = 0; i < S; ++i) y[0][i] += __shfl_xor_sync(WHOLE_WARP, y[j][i], j);
+        }
+      }
+      if constexpr (STAGED) {
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+          if (d.z) gate[0][v] = load_words<16>(&stage.gate[which][row_of(0)][in_group * VECTORS + v]);
+        }
+      } else if (d.z) {
+        fetch_gate();
+      }
+#pragma unroll
+      for (int j = 0; j < OWN; ++j) {
+        const int left = left_of(tile, j);
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+          A value[ITEMS];
+#pragma unroll
+          for (int i = 0; i < ITEMS; ++i) value[i] = y[j][v * ITEMS + i];
+          if (d.z) {
+            A gated[ITEMS];
+            unpack<T>(gate[j][v], gated);
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) value[i] *= silu<FAST>(gated[i]);
+          }
+          if constexpr (STAGED) {
+            store_words(&stage.y[row_of(0)][in_group * VECTORS + v], pack<T, VECTOR_BYTES>(value));
+          } else {
+            store_row<WIDE>(y_out + offset[j] + tile + v * ITEMS, left - v * ITEMS, value);
+          }
+        }
+      }
+      if (STAGED && (in_group == 1 || tile + S >= end)) {
+        __syncwarp();
+        each_vector(tile - in_group * S, [&](int r, int v, int64_t at, bool there) {
+          if (there) store_vector(y_out + at, load_words<16>(&stage.y[r][v]));
+        });
+      }
+    }
+  }
+
+  if (WALK && walk.from_zero) {
+    const int64_t at = place.segment * all_rows + first_row;
+#pragma unroll
+    for (int j = 0; j < OWN; ++j) {
+#pragma unroll
+      for (int by = 1; by < LANES; by *= 2) step_sum[j] += __shfl_xor_sync(WHOLE_WARP, step_sum[j], by * PARTS);
+      if (row_of(j) < count && slot == 0) plan_sums<T>(plan)[at + row_of(j)] = step_sum[j];
+    }
+  }
+  if ((WALK && walk.from_zero) || (!WALK && end == d.length)) {
+    A* to = WALK ? plan_ends<T>(plan) + place.segment * all_rows * d.states : final_state;
+    for (int i = lane; i < WARP_ROWS * d.states; i += 32) {
+      const int r = i / d.states, n = i % d.states;
+      if (r < count) to[(first_row + r) * d.states + n] = entries[n * ENTRIES + r].state;
+    }
+  }
+}
+
+}  // namespace opgraft::cuda

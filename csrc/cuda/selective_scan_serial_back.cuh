@@ -1,0 +1,340 @@
+// The backward kernel of selective_scan for many channels, where time is walked serially: see
+// selective_scan_backward.cu for how it works and what it costs.
+#pragma once
+
+#include "cuda/selective_scan_back.cuh"
+#include "cuda/selective_scan_chunks.cuh"
+
+namespace opgraft::cuda {
+
+// A thread has STEPS steps of two channels, whose states it shares with its neighbour: one takes the even ones.
+template <int WARPS_, int BLOCKS_>
+struct SerialCut {
+  static constexpr bool SERIAL = true;
+  static constexpr int STEPS = 8;
+  static constexpr int TILE = STEPS;
+  static constexpr int WARPS = WARPS_;
+  static constexpr int BLOCKS = BLOCKS_;  // an SM
+  static constexpr int THREADS = 32 * WARPS;
+  static constexpr int WARP_ROWS = 32;
+  static constexpr int CHANNELS = WARP_ROWS * WARPS;
+  static constexpr int SPAN = 64;  // steps of B and C in shared memory
+  static constexpr int BATCH = 8;  // states whose dB and dC are added up at once
+  static constexpr int MOST = CHUNK_STATES;
+  static_assert(THREADS == 128, "a thread has one sum of a batch");
+};
+
+template <typename A>
+struct alignas(16) SerialEntry {
+  A decay;
+  A carry;  // the gradient of the state that leaves the tile
+  A slope;  // the gradient of the decay, so far
+};
+
+// What a warp reads of a tile: it arrives while the tile behind it is walked.
+template <typename T, typename C>
+struct alignas(16) SerialTile {
+  static constexpr int VECTORS = C::STEPS / VECTOR_WIDTH<T>;
+  RowWords u[VECTORS][32], delta[VECTORS][32], up[VECTORS][32], gate[VECTORS][32];
+  DeviceAccumulate<T> states[C::MOST][32];
+};
+
+template <typename T, typename C>
+struct SerialShared {
+  using A = DeviceAccumulate<T>;
+  using M = ChunkMatrices<A, C>;
+  static constexpr int PLACES = 36;  // of a vector of every lane: odd lanes from 20, so that writers meet all banks
+  static constexpr int WARP_SHARES = C::BATCH / 2 * 4 * PLACES * 4;
+  static __host__ __device__ int padded(int states) { return (states + C::BATCH - 1) / C::BATCH * C::BATCH; }
+  static size_t bytes(int states) {
+    return sizeof(A) * (2 * M::KIND + C::WARPS * WARP_SHARES) + C::WARPS * 2 * sizeof(SerialTile<T, C>) +
+           sizeof(SerialEntry<A>) * padded(states) * C::CHANNELS;
+  }
+};
+
+template <typename T, typename C, bool WIDE>
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanData<T> d, ScanGradients<T> g) {
+  using A = DeviceAccumulate<T>;
+  using M = ChunkMatrices<A, C>;
+  using Shared = SerialShared<T, C>;
+  constexpr bool FAST = sizeof(T) == 2;
+  constexpr int S = C::STEPS, ROWS = 2, BATCH = C::BATCH, PAIRS = BATCH / 2;
+  constexpr int ITEMS = VECTOR_WIDTH<T>, VECTORS = S / ITEMS;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = lane % 2, group = lane / 2;
+  const int padded = Shared::padded(d.states);
+  A* matrices = reinterpret_cast<A*>(shared);
+  A* shares = matrices + 2 * M::KIND;
+  auto* tiles = reinterpret_cast<SerialTile<T, C>*>(shares + C::WARPS * Shared::WARP_SHARES) + 2 * warp;
+  auto* entries = reinterpret_cast<SerialEntry<A>*>(tiles + 2 * (C::WARPS - warp)) + warp * 32 * padded;
+  // Each of the two takes the row first that it reads and writes.
+  auto row_of = [&](int j) { return 2 * group + (j ^ part); };
+
+  const BlockPlace place = block_place(d, C::CHANNELS);
+  const int count = place.count - warp * 32;  // rows of this warp that are there
+  const int64_t channel = place.channel + warp * 32;
+  const int64_t first_row = place.batch * d.channels + channel;
+  const int64_t all_rows = d.batch * d.channels;
+  const T* b = d.b + place.batch * d.b_strides.batch + place.group * d.b_strides.group;
+  const T* c = d.c + place.batch * d.c_strides.batch + place.group * d.c_strides.group;
+
+  for (int i = lane; i < 32 * padded; i += 32) {
+    const int n = i / 32;
+    const bool real = lane < count && n < d.states;
+    entries[i] = {real ? d.a[(channel + lane) * d.states + n] * A(LOG2_E) : A(0),
+                  real && g.up_final ? g.up_final[(first_row + lane) * d.states + n] : A(0), A(0)};
+  }
+  __syncwarp();
+
+  // This block's parts of dB and dC: [block of channels][B or C][batch][group][state][step].
+  const int64_t kind_stride = d.batch * d.groups * d.states * d.length;
+  A* own_matrices = g.matrices + 2 * (place.channel % d.per_group() / C::CHANNELS) * kind_stride +
+                    (place.batch * d.groups + place.group) * d.states * d.length;
+  // Of a batch a thread adds up one vector of 4 steps of every pair of states, over one group of every warp, and
+  // sixteen neighbours add up the groups: what a thread ends with is one step of one state. The pairs stand in an order
+  // of the thread's own, so that the first sums over neighbours need no choice of what to send.
+  const int adder = threadIdx.x % 16, vector = threadIdx.x / 16 % 4, adder_part = threadIdx.x / 64;
+  const int out_pair = adder / 4, out_step = vector % 2 * 4 + adder % 4;
+  const A* shares_from = shares + (vector * Shared::PLACES + adder_part * 20 + adder) * 4;
+  A* sum_to = own_matrices + (vector / 2) * kind_stride + (2 * out_pair + adder_part) * d.length + out_step;
+  auto add_shares = [&](int first, int64_t tile, int steps) {
+    A sum[PAIRS][4];
+#pragma unroll
+    for (int r = 0; r < PAIRS; ++r) {
+      const A* from = shares_from + (r ^ out_pair) * 4 * Shared::PLACES * 4;
+#pragma unroll
+      for (int w = 0; w < C::WARPS; ++w) {
+        A wide[4];
+        load_values(from + w * Shared::WARP_SHARES, wide);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sum[r][k] = w ? sum[r][k] + wide[k] : wide[k];
+      }
+    }
+#pragma unroll
+    for (int by = 2; by >= 1; by /= 2) {
+#pragma unroll
+      for (int r = 0; r < by; ++r) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sum[r][k] += __shfl_xor_sync(WHOLE_WARP, sum[r + by][k], by * 4);
+      }
+    }
+    int base = 0;
+    scatter_sums<4, 1, 4>(sum[0], adder, base);  // ends with step adder % 4
+    if (first + 2 * out_pair + adder_part < d.states && out_step < steps) sum_to[first * d.length + tile] = sum[0][0];
+  };
+
+  const int own_row = row_of(0);
+  const bool there = own_row < count;
+  const int64_t own_at = (first_row + (there ? own_row : 0)) * d.length;
+  const A bias = d.bias && there ? d.bias[channel + own_row] : A(0);
+  const A skip = d.skip && there ? d.skip[channel + own_row] : A(0);
+  A skip_sum = A(0), bias_sum = A(0);
+
+  const bool four_rows = all_rows % 4 == 0 && first_row % 4 == 0 && (count >= 32 || count % 4 == 0);
+  auto fetch = [&](int64_t tile, SerialTile<T, C>& to) {
+    const int left = there ? static_cast<int>(min(d.length - tile, int64_t{S})) : 0;
+    if constexpr (WIDE) {
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        const int64_t at = own_at + tile + v * ITEMS;
+        const bool real = left > v * ITEMS;
+        copy_async<16>(&to.u[v][lane], d.u + at, real);
+        copy_async<16>(&to.delta[v][lane], d.delta + at, real);
+        copy_async<16>(&to.up[v][lane], g.up + at, real);
+        if (d.z) copy_async<16>(&to.gate[v][lane], d.z + at, real);
+      }
+    } else {
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        const int64_t at = own_at + tile + v * ITEMS;
+        load_row<false>(d.u + at, left - v * ITEMS, to.u[v][lane]);
+        load_row<false>(d.delta + at, left - v * ITEMS, to.delta[v][lane]);
+        load_row<false>(g.up + at, left - v * ITEMS, to.up[v][lane]);
+        if (d.z) load_row<false>(d.z + at, left - v * ITEMS, to.gate[v][lane]);
+      }
+    }
+    const A* marks = g.states + tile / S * d.states * all_rows + first_row;
+    if (four_rows) {
+      const int r = lane % 8 * 4;
+#pragma unroll
+      for (int n = 0; n < C::MOST; n += 4) {
+        const int m = n + lane / 8;
+        const bool real = m < d.states && r < count;
+        copy_async<16>(&to.states[m][r], real ? marks + m * all_rows + r : g.states, real);
+      }
+    } else {
+#pragma unroll 4
+      for (int n = 0; n < C::MOST; ++n) {
+        const bool real = n < d.states && lane < count;
+        copy_async<4>(&to.states[n][lane], real ? marks + n * all_rows + lane : g.states, real);
+      }
+    }
+    commit_copies();
+  };
+  const int64_t last = (d.length - 1) / S * S;
+  fetch(last, tiles[0]);
+  int buffer = 0;
+
+  for (int64_t tile = last; tile >= 0; tile -= S) {
+    const int steps = static_cast<int>(min(d.length - tile, int64_t{S}));
+    const int left = there ? steps : 0;
+    const int64_t at = own_at + tile;
+    const SerialTile<T, C>& held = tiles[buffer];
+    buffer ^= 1;
+    wait_for_copies<0>();
+    __syncwarp();
+    if (tile > 0) fetch(tile - S, tiles[buffer]);
+    A step[ROWS][S], input[ROWS][S], dy[ROWS][S];
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+      unpack<T>(load_words<16>(&held.u[v][lane]), input[0] + v * ITEMS);
+      unpack<T>(load_words<16>(&held.delta[v][lane]), step[0] + v * ITEMS);
+      unpack<T>(load_words<16>(&held.up[v][lane]), dy[0] + v * ITEMS);
+      if (d.z) {
+        A gated[ITEMS];
+        unpack<T>(load_words<16>(&held.gate[v][lane]), gated);
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) dy[0][v * ITEMS + i] *= silu<FAST>(gated[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < S; ++i) step[0][i] += bias;
+    if (d.use_softplus) {
+#pragma unroll
+      for (int i = 0; i < S; ++i) step[0][i] = softplus<FAST>(step[0][i]);
+    }
+#pragma unroll
+    for (int i = 0; i < S; ++i) {
+      if (i >= left) step[0][i] = A(0);
+      input[0][i] *= step[0][i];
+    }
+#pragma unroll
+    for (int i = 0; i < S; ++i) {
+      step[1][i] = __shfl_xor_sync(WHOLE_WARP, step[0][i], 1);
+      input[1][i] = __shfl_xor_sync(WHOLE_WARP, input[0][i], 1);
+      dy[1][i] = __shfl_xor_sync(WHOLE_WARP, dy[0][i], 1);
+    }
+    A to_input[ROWS][S] = {}, to_step[ROWS][S] = {}, y[ROWS][S] = {};
+    const int in_span = static_cast<int>(tile % C::SPAN);
+    if (in_span == C::SPAN - S || tile + S >= d.length) {
+      const int64_t span = tile - in_span;
+      __syncthreads();
+      fill_matrices<T, C, 2>(d, b, c, span, static_cast<int>(min(d.length - span, int64_t{C::SPAN})), 0, padded,
+                             matrices);
+      __syncthreads();
+    }
+    const A* from = matrices + M::place(in_span) + part * M::ROW;
+    SerialEntry<A>* entry = entries + part * 32;
+    // The decays of a state and the state itself are fetched while the state before it is walked.
+    A factor[ROWS][S], before[ROWS];
+    SerialEntry<A> next[ROWS];
+    auto state_at = [&](int n, int j) { return held.states[n][row_of(j)]; };
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+      next[j] = entry[row_of(j)];
+      before[j] = state_at(part, j);
+#pragma unroll
+      for (int i = 0; i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * next[j].decay);
+    }
+    for (int first = 0; first < padded; first += BATCH) {
+#pragma unroll 1
+      for (int pair = 0; pair < PAIRS; ++pair) {
+        const int n = first + 2 * pair + part;
+        SerialEntry<A> own[ROWS];
+        A start[ROWS], state[ROWS][S], carry[ROWS], slope[ROWS] = {}, wide_b[S];
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) {
+          own[j] = next[j];
+          start[j] = before[j];
+          carry[j] = own[j].carry;
+          if (n + 2 < padded) {
+            next[j] = entry[64 + row_of(j)];
+            before[j] = state_at(n + 2, j);
+          }
+        }
+        load_values(from, wide_b);
+#pragma unroll
+        for (int i = 0; i < S; ++i) {
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+            state[j][i] = fma(factor[j][i], i ? state[j][i ? i - 1 : 0] : start[j], input[j][i] * wide_b[i]);
+          }
+        }
+        A* share = shares + warp * Shared::WARP_SHARES + (pair * 4 * Shared::PLACES + part * 20 + group) * 4;
+#pragma unroll
+        for (int half = 1; half >= 0; --half) {
+          A wide_c[4], to_b[4], to_c[4];
+          load_values(from + M::KIND + half * 4, wide_c);
+#pragma unroll
+          for (int k = 3; k >= 0; --k) {
+            const int i = half * 4 + k;
+#pragma unroll
+            for (int j = 0; j < ROWS; ++j) {
+              const A total = fma(dy[j][i], wide_c[k], carry[j]);
+              y[j][i] = fma(state[j][i], wide_c[k], y[j][i]);
+              to_c[k] = j ? fma(dy[j][i], state[j][i], to_c[k]) : dy[j][i] * state[j][i];
+              to_b[k] = j ? fma(total, input[j][i], to_b[k]) : total * input[j][i];
+              to_input[j][i] = fma(total, wide_b[i], to_input[j][i]);
+              carry[j] = factor[j][i] * total;
+              factor[j][i] = exp2_fast(step[j][i] * next[j].decay);
+              const A to_exponent = carry[j] * (i ? state[j][i ? i - 1 : 0] : start[j]);
+              to_step[j][i] = fma(to_exponent, own[j].decay, to_step[j][i]);
+              slope[j] = fma(to_exponent, step[j][i], slope[j]);
+            }
+          }
+          store_values(share + half * Shared::PLACES * 4, to_b);
+          store_values(share + (2 + half) * Shared::PLACES * 4, to_c);
+        }
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) {
+          entry[row_of(j)].carry = carry[j];
+          entry[row_of(j)].slope = own[j].slope + slope[j];
+        }
+        entry += 64;
+        from += 2 * M::ROW;
+      }
+      __syncthreads();
+      add_shares(first, tile, steps);
+      __syncthreads();
+    }
+
+#pragma unroll
+    for (int i = 0; i < S; ++i) {
+      to_input[0][i] += __shfl_xor_sync(WHOLE_WARP, to_input[1][i], 1);
+      to_step[0][i] += __shfl_xor_sync(WHOLE_WARP, to_step[1][i], 1);
+      y[0][i] += __shfl_xor_sync(WHOLE_WARP, y[1][i], 1);
+    }
+    if (left > 0) {
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        const int left_v = left - v * ITEMS;
+        A to_in[ITEMS], to_size[ITEMS], out[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+          to_in[i] = to_input[0][v * ITEMS + i];
+          to_size[i] = to_step[0][v * ITEMS + i];
+          out[i] = y[0][v * ITEMS + i];
+        }
+        RowWords gate = {};
+        if (d.z) gate = load_words<16>(&held.gate[v][lane]);
+        finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, load_words<16>(&held.u[v][lane]),
+                                    load_words<16>(&held.delta[v][lane]), load_words<16>(&held.up[v][lane]), gate, bias,
+                                    skip, to_in, to_size, out, skip_sum, bias_sum);
+      }
+    }
+  }
+  __syncwarp();
+
+  for (int i = lane; i < 32 * d.states; i += 32) {
+    if (lane >= count) continue;
+    const int64_t at = (first_row + lane) * d.states + i / 32;
+    g.a[at] = entries[i].slope;
+    g.initial[at] = entries[i].carry;
+  }
+  if (there) {
+    g.skip[first_row + own_row] = skip_sum;
+    g.bias[first_row + own_row] = bias_sum;
+  }
+}
+
+}  // namespace opgraft::cuda
