@@ -12,6 +12,8 @@ from rich.text import Text
 from opgraft.diagnostics.model import CheckResult
 
 MARK = {"pass": "pass", "fail": "FAIL", "not-applicable": "n/a", "not-run": "not run"}
+# A reason that holds for more checks than this does not name them all.
+MOST_NAMES = 10
 SHORT = {"pass": "✓", "fail": "✗", "not-applicable": "–", "not-run": "?"}
 LEGEND = " · ".join(f"{SHORT[outcome]} {words}" for outcome, words in MARK.items())
 # What rich puts between two columns.
@@ -93,10 +95,13 @@ def _reasons(checks: Iterable[CheckResult]) -> dict[str, str]:
         if result.detail and result.outcome in ("not-applicable", "not-run"):
             names = places.setdefault(result.detail, {})
             names[result.check] = names.get(result.check, 0) + 1
-    return {
-        reason: ", ".join(f"{name} ({count} ops)" if count > 1 else name for name, count in names.items())
-        for reason, names in places.items()
-    }
+    return {reason: _named(names) for reason, names in places.items()}
+
+
+def _named(counts: dict[str, int]) -> str:
+    """Checks with the number of ops of each; of many the first and the last."""
+    words = [f"{name} ({count} ops)" if count > 1 else name for name, count in counts.items()]
+    return ", ".join(words) if len(words) <= MOST_NAMES else f"{len(words)} checks from {words[0]} to {words[-1]}"
 
 
 def checks_html(checks: Sequence[CheckResult]) -> str:
