@@ -140,22 +140,12 @@ def schema_text(op: Any) -> str:
     return str(op._schema)
 
 
-def has_kernel(op: Any, key: str) -> bool:
-    """Is a kernel of this op registered under ``key`` itself?"""
+def has_kernel(name: str, key: str) -> bool:
+    """Has the op of this name (``ns::op`` or ``ns::op.overload``) a kernel registered under ``key`` itself?"""
     import torch
 
     try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
-    except (AttributeError, RuntimeError):
-        return False
-
-
-def is_composite(name: str) -> bool:
-    """Is the op of this name (``ns::op`` or ``ns::op.overload``) registered as CompositeImplicitAutograd?"""
-    import torch
-
-    try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
     except (AttributeError, RuntimeError):
         return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 
 _PR_SET_PDEATHSIG = 1
@@ -25,3 +26,10 @@ def end_with(parent: int) -> None:
     # It may have gone before the kernel was asked.
     if parent and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process that leads a session of its own, with everything that it started, and waits for it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

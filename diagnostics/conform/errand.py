@@ -6,15 +6,15 @@ the caller is interrupted. What it had answered by then is kept.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from opgraft.diagnostics.orphans import end_session
 
 # Seconds that starting Python, torch and the modules takes at most.
 START_SECONDS = 120.0
@@ -70,7 +70,7 @@ def run(files: Files, *, seconds: float, wrap: Sequence[str] = (), progress: Pro
         except KeyboardInterrupt:
             trouble = "interrupted"
         finally:
-            _kill(process)
+            end_session(process)
     if trouble or not process.returncode:
         return trouble
     lines = files.said().strip().splitlines()
@@ -90,9 +90,3 @@ def _wait(process: subprocess.Popen[bytes], files: Files, seconds: float, progre
             return "it did not come back in time"
         time.sleep(0.05)
     return ""
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -43,7 +43,10 @@ def install(recording: Path) -> Callable[[], None]:
         if entry is not None:
             place = entry.location
             line |= {"op": entry.name, "path": place.path if place else "", "line": place.line if place else 0}
-            line |= {"composite": _compat.is_composite(entry.name), "subclass": entry.subclass}
+            line |= {
+                "composite": _compat.has_kernel(entry.name, "CompositeImplicitAutograd"),
+                "subclass": entry.subclass,
+            }
         stream.write(json.dumps(line) + "\n")
         stream.flush()
 

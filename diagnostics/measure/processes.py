@@ -19,6 +19,7 @@ import msgspec
 
 from opgraft.diagnostics.measure.request import Request
 from opgraft.diagnostics.measure.worker import Refused
+from opgraft.diagnostics.orphans import end_session
 
 Answer = TypeVar("Answer")
 Progress = Callable[[str, float], None]
@@ -93,24 +94,17 @@ def _wait(process: subprocess.Popen[bytes], stages: Path, limit: float, progress
     try:
         while process.poll() is None:
             if time.monotonic() > end:
-                _kill(process)
+                end_session(process)
                 return f"did not end within {limit:.0f} s"
             said = _pass_on(stages, said, progress)
             time.sleep(0.1)
     except BaseException:
-        _kill(process)
+        end_session(process)
         raise
     code = process.returncode
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The worker leads a session of its own: its compile workers end with it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _pass_on(stages: Path, said: int, progress: Progress | None) -> int:

@@ -91,7 +91,7 @@ class OpFacts:
 
     def has(self, key: str) -> bool:
         """Is a kernel registered under this dispatch key itself?"""
-        return _compat.has_kernel(self.op, key)
+        return _compat.has_kernel(self.op.name(), key)
 
     @property
     def is_composite(self) -> bool:

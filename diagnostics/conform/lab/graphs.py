@@ -60,9 +60,9 @@ def watch(listener: Listener, graphs: list[Graph]) -> None:
             if listener.on:
                 with contextlib.suppress(Exception):
                     suspect = statement(gm)
-            watched = kept is not None and is_inductor(kept.backend)
+            inductor = kept if kept is not None and is_inductor(kept.backend) else None
             try:
-                with sources(kept.sources) if kept is not None and watched else contextlib.nullcontext():
+                with sources(inductor.sources) if inductor is not None else contextlib.nullcontext():
                     return original(self, gm, *args, **kwargs)
             except Exception as error:
                 if listener.on and suspect is not None:
