@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -234,6 +234,28 @@ def quiet_compiler() -> None:
     inductor: Any = loaded("torch._inductor.config")
     if hasattr(inductor, "compile_threads"):
         inductor.compile_threads = 1
+
+
+def load_compiler() -> None:
+    """Imports the compiler, without the pool of processes that it starts, for forks that will compile."""
+    import importlib
+    import os
+
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    for name in ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp"):
+        with suppress(Exception):
+            importlib.import_module(name)
+
+
+def know_vector_units() -> None:
+    """Has Inductor find out what vector instructions its C++ compiler can make, in the cache of the user.
+
+    Within a fresh cache it would compile a probe for each of them again, many seconds in all; what it found stays known
+    for as long as the process lives."""
+    with suppress(ImportError, AttributeError, OSError):
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        pick_vec_isa()
 
 
 def compiled_in_eager() -> AbstractContextManager[Any]:

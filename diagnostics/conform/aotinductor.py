@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from opgraft.diagnostics import _compat
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
 from opgraft.diagnostics.conform.lab.tree import tensors
 from opgraft.diagnostics.conform.not_exportable import holder, inputs
@@ -72,6 +73,7 @@ def _packaged(program: Any, args: tuple[Any, ...]) -> Any:
     from torch._inductor import config
     from torch._inductor.utils import fresh_cache
 
+    _compat.know_vector_units()
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(fresh_cache())

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from opgraft.diagnostics.conform.lab import compare
-from opgraft.diagnostics.conform.lab.bench import Bench, Fault, sentence
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.inductor import Compiled, compiled, compiled_gradients, other_size
 from opgraft.diagnostics.conform.missing_autograd import requiring
@@ -73,8 +73,10 @@ def check(bench: Bench) -> Iterator[Fault]:
             made = compiled(bench, case, backend, neighbours=True)
             if made.error is not None:
                 text = str(made.error)
-                if lacks_fake(made.error) or "DynamicOutputShape" in text or "data-dependent" in text.lower():
-                    return
+                if lacks_fake(made.error):
+                    raise NotApplicable("the op has no fake")
+                if "DynamicOutputShape" in text or "data-dependent" in text.lower():
+                    raise NotApplicable("a size that depends on data ends the graph")
                 yield Fault(
                     f"{bench.name} cannot be compiled with {backend}: {sentence(made.error)}",
                     case,

@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
@@ -17,6 +18,7 @@ from opgraft.diagnostics.conform.lab.isolate import can_fork
 from opgraft.diagnostics.conform.lab.plan import Plan
 from opgraft.diagnostics.conform.lab.settle import settle
 from opgraft.diagnostics.model import CheckResult, Finding, Report
+from opgraft.diagnostics.report.checks import PART
 from opgraft.registry import Sample, resolve
 
 SECONDS = 30.0
@@ -119,10 +121,23 @@ def owner(spec: Any) -> str:
 
 
 def report(findings: Iterable[Finding], results: Iterable[CheckResult], device: torch.device) -> Report:
+    kept = settle(findings)
     return Report(
         opgraft=version(),
         torch=str(torch.__version__),
         device=str(device),
-        findings=settle(findings),
-        checks=tuple(results),
+        findings=kept,
+        checks=tuple(_explained(result, kept) for result in results),
     )
+
+
+def _explained(result: CheckResult, kept: Sequence[Finding]) -> CheckResult:
+    """A failed check whose finding was taken back, since it follows from another one, says so."""
+    told = any(_names(found, result.op) and result.detail in found.message for found in kept)
+    if result.outcome != "fail" or told or not any(_names(found, result.op) for found in kept):
+        return result
+    return msgspec.structs.replace(result, detail=PART + result.detail)
+
+
+def _names(finding: Finding, op: str) -> bool:
+    return finding.callee is not None and finding.callee.name == op

@@ -32,7 +32,7 @@ from opgraft.diagnostics.conform.lab.bench import Bench, Fault, Result, sentence
 from opgraft.diagnostics.conform.lab.case import Case, describe
 from opgraft.diagnostics.conform.lab.fakes import FakeResult, Promise, promise
 from opgraft.diagnostics.conform.lab.tree import leaves, tensors
-from opgraft.diagnostics.conform.missing_fake import lacks_fake
+from opgraft.diagnostics.conform.missing_fake import lacks_fake, with_fake
 
 KIND = "fake-mismatch"
 
@@ -101,8 +101,7 @@ def trial(bench: Bench, case: Case) -> tuple[str, tuple[str, ...]]:
 
 
 def check(bench: Bench) -> Iterator[Fault]:
-    if bench.facts.is_composite:
-        return
+    with_fake(bench)
     seen: set[str] = set()
     for base in bench.cases:
         others: Iterator[Case] = iter(())

@@ -26,6 +26,7 @@ from opgraft.diagnostics.conform.lab.case import Case, describe
 from opgraft.diagnostics.conform.lab.facts import Argument
 from opgraft.diagnostics.conform.lab.fakes import symbolic_call
 from opgraft.diagnostics.conform.lab.tree import tensors
+from opgraft.diagnostics.conform.missing_fake import with_fake
 
 KIND = "fake-specializes"
 
@@ -69,8 +70,7 @@ def size_like(bench: Bench, case: Case, position: int, argument: Argument) -> bo
 
 
 def check(bench: Bench) -> Iterator[Fault]:
-    if bench.facts.is_composite:
-        return
+    with_fake(bench)
     for base in bench.usable(iter(bench.cases)):
         if bench.fake(base).error is not None or not bench.real(base).ok:
             continue

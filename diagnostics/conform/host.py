@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from opgraft.diagnostics import _compat
 from opgraft.diagnostics.conform import errand
 from opgraft.diagnostics.conform.lab import names
 from opgraft.diagnostics.conform.lab.arrive import place_of
@@ -265,6 +266,8 @@ def main(request: dict[str, Any], answers: Path, begun: Path) -> int:
         print(trouble)
         return 2
     entries = [{**entry, "name": name} for entry in request["ops"] for name in names.expanded(entry["name"], before)]
+    if any(not entry["recorded"] for entry in entries):
+        _compat.load_compiler()
     with answers.open("w") as lines, begun.open("w") as places:
         for place, entry in enumerate(entries):
             places.write(f"{place} {len(entries)} {entry['name']}\n")

@@ -35,8 +35,8 @@ def trial(bench: Bench, case: Case) -> str:
         return ""
     if not shifted.ok:
         return f"fails when a tensor does not start on a multiple of 16 bytes: {sentence(shifted.error)}"
-    words = bench.disagree(aligned.all, shifted.all, case)
-    if words and bench.disagree(aligned.all, bench.real(vary.dense(case)).all, case):
+    words = bench.differ(aligned, shifted, case)
+    if words and bench.differ(aligned, bench.real(vary.dense(case)), case):
         return ""  # not repeatable: another check's subject
     return f"is wrong when a tensor does not start on a multiple of 16 bytes: {words}" if words else ""
 

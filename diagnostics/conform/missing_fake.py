@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from opgraft.diagnostics.conform.lab.bench import Bench, Fault, sentence
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
 
 KIND = "missing-fake"
 WORDS = (
@@ -46,9 +46,22 @@ def lacks_fake(error: BaseException | None, name: str = "") -> bool:
     return told and (not name or name in text.replace(".default", "").replace(".", "::"))
 
 
+def with_fake(bench: Bench) -> None:
+    """For checks of what a fake says.
+
+    Raises:
+        NotApplicable: there is none.
+    """
+    if bench.facts.is_composite:
+        raise NotApplicable("a composite op has no fake of its own")
+    for case in bench.usable(iter(bench.cases[:1])):
+        if lacks_fake(bench.fake(case).error):
+            raise NotApplicable("the op has no fake")
+
+
 def check(bench: Bench) -> Iterator[Fault]:
     if bench.facts.is_composite:
-        return
+        raise NotApplicable("a composite op is traced through its parts")
     for case in bench.usable(iter(bench.cases[:1])):
         result = bench.fake(case)
         if lacks_fake(result.error):

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from opgraft.diagnostics.conform.lab import compare
 from opgraft.diagnostics.conform.lab.allocations import FILLING
-from opgraft.diagnostics.conform.lab.bench import Bench, Fault, Result
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, Result
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
 from opgraft.diagnostics.conform.lab.witness import TAILS
@@ -77,7 +77,7 @@ def trial(bench: Bench, case: Case) -> tuple[str, tuple[str, ...]]:
 
 def check(bench: Bench) -> Iterator[Fault]:
     if bench.facts.is_composite:
-        return
+        raise NotApplicable("a composite op is made of others, which are asked themselves")
     for case in bench.usable(iter(bench.cases)):
         words, remedies = trial(bench, case)
         if words:

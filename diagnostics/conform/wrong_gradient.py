@@ -22,7 +22,7 @@ import torch
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.double import in_double
-from opgraft.diagnostics.conform.lab.gradients import gradients, steady
+from opgraft.diagnostics.conform.lab.gradients import backward, gradients, steady
 from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
 from opgraft.diagnostics.conform.lab.witness import TAILS
 from opgraft.diagnostics.conform.missing_autograd import lost, requiring
@@ -66,11 +66,12 @@ def along(bench: Bench, case: Case, precision: Precision) -> str | None:
     """In what gradient and difference disagree, ``""`` where they agree; None where this dtype cannot tell."""
     if any(tensor.requires_grad and tensor.dtype != precision.dtype for tensor in case.tensors):
         return None
-    found, error = gradients(bench, case)
-    if error is not None:
+    made = backward(bench, case)
+    if made.error is not None:
         return None
+    found = made.gradients
     # A result that the formula marks as not differentiable moves with the input and has no part in the gradient.
-    counted = [out.requires_grad for out in tensors(bench.real(case, grad=True).outputs)]
+    counted = [out.requires_grad for out in made.outputs]
     inputs = [tensor for tensor in case.tensors if tensor.requires_grad]
     if len(inputs) != len(found) or not all(g is None or torch.isfinite(g).all() for g in found):
         return ""
@@ -147,8 +148,9 @@ def against_reference(bench: Bench, case: Case) -> str:
 
 def habits(bench: Bench, case: Case) -> str:
     """Gradient dtype, ``needs_input_grad``, and results that the loss does not use."""
-    full, error = gradients(bench, case)
-    if not bench.real(case, grad=True).ok:
+    made = backward(bench, case)
+    full, error = made.gradients, made.error
+    if not made.ran:
         return ""
     if isinstance(error, LookupError):
         return ""  # no result is differentiable
@@ -177,7 +179,7 @@ def habits(bench: Bench, case: Case) -> str:
                 return f"backward fails when only input {keep} requires grad: {sentence(trouble)}"
             if alone[0] is not None and full[keep] is not None and bench.disagree(alone, [full[keep]], case):
                 return f"gradient of input {keep} changes when the others require none"
-    outputs = [out for out in tensors(bench.real(case, grad=True).outputs) if out.requires_grad]
+    outputs = [out for out in made.outputs if out.requires_grad]
     if len(outputs) > 1:
         for only in range(len(outputs)):
             _, trouble = gradients(bench, case, only=only)

@@ -14,6 +14,8 @@ from opgraft.diagnostics.model import CheckResult
 MARK = {"pass": "pass", "fail": "FAIL", "not-applicable": "n/a", "not-run": "not run"}
 # A reason that holds for more checks than this does not name them all.
 MOST_NAMES = 10
+# How the detail of a failed check begins that has no finding of its own.
+PART = "part of a finding above: "
 SHORT = {"pass": "✓", "fail": "✗", "not-applicable": "–", "not-run": "?"}
 LEGEND = " · ".join(f"{SHORT[outcome]} {words}" for outcome, words in MARK.items())
 # What rich puts between two columns.
@@ -67,7 +69,8 @@ def _checks_as_rows(ops: list[str], names: list[str], cells: dict[tuple[str, str
             row.append(Text(MARK[cell.outcome], style=STYLE[cell.outcome]) if cell else Text(""))
         if len(ops) == 1:
             cell = cells[ops[0], name]
-            row.append(Text(cell.detail if cell.outcome != "fail" else "", style="dim"))
+            told = cell.outcome == "fail" and not cell.detail.startswith(PART)
+            row.append(Text("" if told else cell.detail, style="dim"))
         table.add_row(*row)
     return table
 
@@ -92,7 +95,7 @@ def _reasons(checks: Iterable[CheckResult]) -> dict[str, str]:
     """Why a cell is empty, each reason once with the checks and the number of ops that it holds for."""
     places: dict[str, dict[str, int]] = {}
     for result in checks:
-        if result.detail and result.outcome in ("not-applicable", "not-run"):
+        if result.detail and (result.outcome in ("not-applicable", "not-run") or result.detail.startswith(PART)):
             names = places.setdefault(result.detail, {})
             names[result.check] = names.get(result.check, 0) + 1
     return {reason: _named(names) for reason, names in places.items()}

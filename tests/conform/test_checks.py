@@ -12,8 +12,7 @@ from opgraft.diagnostics.conform.lab.facts import facts_of
 from opgraft.diagnostics.conform.lab.order import CHECKS, Check
 from opgraft.diagnostics.conform.lab.plan import Plan
 from opgraft.registry import resolve
-from tests.conform.ops import carried, faulty  # noqa: F401
-from tests.conform.ops.faulty import PAIRS, Pair
+from tests.conform.ops import PAIRS, Pair
 
 ASKED = sorted(PAIRS)
 # What only a GPU shows has its ops in tests/gpu/faulty_ops.

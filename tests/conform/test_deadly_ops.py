@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+import tests.conform.ops  # noqa: F401
 from opgraft.diagnostics.conform.lab.examine import examine
 from opgraft.diagnostics.conform.lab.facts import facts_of
 from opgraft.diagnostics.conform.lab.order import Check
 from opgraft.diagnostics.conform.lab.plan import Plan
 from opgraft.registry import resolve
-from tests.conform.ops import faulty  # noqa: F401
 
 
 def run(name: str, *checks: str):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tests.conform.ops  # noqa: F401
 from opgraft import diagnostics as dx
-from tests.conform.ops import faulty  # noqa: F401
 
 
 def state() -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conform.ops.faulty import PAIRS
+from tests.conform.ops import PAIRS
 from tests.conform.test_checks import examined
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ DECLARED = {
     "opcheck: 8-bit floats",
 }
 # The module that registers a twin is another one than the faulty op's.
-IMPORTS = "import tests.conform.ops.carried\n"
+IMPORTS = "import tests.conform.ops\n"
 
 
 def ends_well(script: str) -> tuple[bool, str]:

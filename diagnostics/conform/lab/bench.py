@@ -203,6 +203,20 @@ class Bench:
         """In what two results differ by more than rounding; ``""`` where they agree."""
         return compare.disagree(left, right, compare.terms_of(case.tensors))
 
+    def differ(self, left: Result, right: Result, case: Case) -> str:
+        """In what two calls differ by more than rounding, in their results or in their arguments after the call."""
+        words = self.disagree(left.outputs, right.outputs, case)
+        if words:
+            return f"the result {words}" if words.startswith(("differs", "has", "is")) else words
+        names = [argument.name for argument in self.facts.arguments]
+        for name, ours, theirs in zip(names, left.args, right.args, strict=False):
+            if words := self.disagree(ours, theirs, case):
+                return f"{name} after the call {words}"
+        for name, ours in left.kwargs.items():
+            if words := self.disagree(ours, right.kwargs.get(name), case):
+                return f"{name} after the call {words}"
+        return ""
+
     def shrink(self, case: Case, fails: Callable[[Case], bool], seconds: float = 1.5) -> Case:
         """A smaller call that still fails: extents are cut down one after the other."""
         stop = time.monotonic() + min(seconds, max(self.left(), 0.2))

@@ -19,6 +19,9 @@ PLAIN = (bool, int, float, complex, str, type(None))
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor of another layout, or of a quantized one."""
+    if tensor.is_quantized:
+        return tensor.dequantize()
     return tensor.detach().to_dense() if tensor.layout != torch.strided else tensor
 
 
@@ -36,8 +39,7 @@ def difference(left: torch.Tensor, right: torch.Tensor) -> float:
     """The largest difference relative to the largest finite value; infinite where NaN or infinity differ."""
     if left.shape != right.shape:
         return math.inf
-    if left.layout != torch.strided or right.layout != torch.strided:
-        left, right = _dense(left), _dense(right)
+    left, right = _dense(left), _dense(right)
     if left.numel() == 0:
         return 0.0
     if not (left.dtype.is_floating_point or left.dtype.is_complex):

@@ -51,7 +51,7 @@ def to_finding(plan: Plan, kind: str, fault: Fault) -> Finding:
     loose = case is not None and case.loose
     evidence = [*fault.evidence, *((LOOSE,) if loose and kind in MEMORY_KINDS else ())]
     if case is not None:
-        tail = fault.tail or witness.tail(kind)
+        tail = fault.tail or witness.tail(kind, bool(plan.facts.written))
         arriving = arrive.lines(plan.registrars)
         with contextlib.suppress(Exception):
             evidence.append("to see it:\n" + snippet(plan.facts.name, case, tail, arriving, plan.facts.schema))

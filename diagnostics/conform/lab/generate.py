@@ -36,7 +36,20 @@ TEMPLATES: tuple[tuple[tuple[int, ...], ...], ...] = (
 )
 INDEX_WORDS = ("index", "indices", "idx", "ptr", "col", "row", "offset", "length", "label", "target", "batch", "ids")
 MASK_WORDS = ("mask", "keep", "valid")
-DTYPES = (torch.float32, torch.int64, torch.uint8, torch.int8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.int64,
+    torch.uint8,
+    torch.int8,
+    torch.bool,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.complex64,
+    torch.quint8,
+    torch.qint8,
+)
+QUANTIZED = (torch.quint8, torch.qint8)
 
 
 def _number(argument: Argument) -> Any:
@@ -70,7 +83,10 @@ def _number(argument: Argument) -> Any:
 
 def _tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    if dtype.is_floating_point or dtype.is_complex:
+    if dtype in QUANTIZED:
+        # A step of 1/16 and a zero point of 8 hold what a float32 template holds.
+        value = torch.quantize_per_tensor(torch.randn(shape, generator=generator), 0.0625, 8, dtype)
+    elif dtype.is_floating_point or dtype.is_complex:
         value = torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
     elif dtype == torch.bool:
         value = torch.rand(shape, generator=generator) > 0.5
@@ -83,7 +99,7 @@ def _tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, se
 def _dtype(argument: Argument, default: torch.dtype) -> torch.dtype:
     name = argument.name.lower()
     if any(word in name for word in INDEX_WORDS):
-        return torch.int64
+        return torch.int32 if default == torch.int32 else torch.int64
     if any(word in name for word in MASK_WORDS):
         return torch.bool
     return default

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +21,23 @@ def steady(like: torch.Tensor, seed: int = 1) -> torch.Tensor:
     return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.dtype).to(like.device)
 
 
-def gradients(
+@dataclass(frozen=True)
+class Backward:
+    """A call and its backward: the results of the op, whose gradients, and the error of the one or the other.
+
+    ``ran`` says that the op itself took the call.
+    """
+
+    outputs: tuple[torch.Tensor, ...] = ()
+    gradients: tuple[torch.Tensor | None, ...] = ()
+    error: BaseException | None = None
+    ran: bool = True
+
+
+def backward(
     bench: Bench, case: Case, cotangent: Cotangent = steady, function: Any = None, only: int | None = None
-) -> tuple[list[torch.Tensor | None], BaseException | None]:
-    """The gradients of every input that requires grad, or the error of forward or backward.
+) -> Backward:
+    """Calls the op and differentiates it by every input that requires grad.
 
     Args:
         cotangent: makes the incoming gradient of a result.
@@ -31,20 +45,29 @@ def gradients(
     """
     result: Result = bench.real(case, grad=True, function=function)
     if not result.ok:
-        return [], result.error
-    outputs = [out for out in tensors(result.outputs) if out.requires_grad]
+        return Backward(error=result.error, ran=False)
+    made = tuple(tensors(result.outputs))
+    outputs = [out for out in made if out.requires_grad]
     if only is not None:
         outputs = outputs[only : only + 1]
     inputs = [tensor for tensor in tensors((result.args, result.kwargs)) if tensor.requires_grad and tensor.is_leaf]
     if not outputs or not inputs:
-        return [], LookupError("no result requires grad")
+        return Backward(made, error=LookupError("no result requires grad"))
     torch.manual_seed(0)
     try:
         with torch.enable_grad():
             found = differentiate(outputs, inputs, [cotangent(out) for out in outputs])
     except Exception as error:
-        return [], error
-    return found, None
+        return Backward(made, error=error)
+    return Backward(made, tuple(found))
+
+
+def gradients(
+    bench: Bench, case: Case, cotangent: Cotangent = steady, function: Any = None, only: int | None = None
+) -> tuple[list[torch.Tensor | None], BaseException | None]:
+    """The gradients of every input that requires grad, or the error of forward or backward; see ``backward``."""
+    made = backward(bench, case, cotangent, function, only)
+    return list(made.gradients), made.error
 
 
 def no_engine(error: BaseException) -> bool:

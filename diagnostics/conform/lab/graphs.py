@@ -212,6 +212,7 @@ def cold(seen: Seen) -> Iterator[None]:
                 seen.functional_bytes[name] = seen.functional_bytes.get(name, 0) + size
         return result
 
+    _compat.know_vector_units()
     with fresh_cache(), config.patch(**settings), torch._dynamo.config.patch(suppress_errors=False):
         kernel.copy_input = classmethod(copy_input)
         post_grad.decompose_auto_functionalized = decompose_auto_functionalized

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from opgraft.diagnostics import _compat
 from opgraft.diagnostics.conform.lab import vary
 from opgraft.diagnostics.conform.lab.bench import Bench
 from opgraft.diagnostics.conform.lab.case import Case
@@ -79,7 +80,7 @@ def _compile(bench: Bench, case: Case, backend: str, neighbours: bool) -> Compil
         torch.manual_seed(0)
         wanted = call(*straight)
         try:
-            with _watched() as seen:
+            with _watched(bench) as seen:
                 torch.manual_seed(0)
                 run = torch.compile(call, backend=backend, dynamic=True)
                 outputs = run(*args)
@@ -166,7 +167,7 @@ def compiled_gradients(bench: Bench, case: Case, backend: str) -> Pair | None:
             return None
         torch._dynamo.reset()
         try:
-            with _watched():
+            with _watched(bench):
                 return Pair(gradients(torch.compile(call, backend=backend, dynamic=True)), wanted)
         except Exception as error:
             return None if no_engine(error) else Pair(error=error)
@@ -181,7 +182,7 @@ def other_size(bench: Bench, case: Case, backend: str) -> tuple[Case, Pair] | No
     call = model(bench, case, True)
     bench.tell(larger, doing="compile")
     torch._dynamo.reset()
-    with torch.no_grad(), _watched():
+    with torch.no_grad(), _watched(bench):
         run = torch.compile(call, backend=backend, dynamic=True)
         try:
             run(*fresh_call(case, requires_grad=False)[0])
@@ -230,7 +231,7 @@ def written_views(bench: Bench, case: Case) -> int:
     torch._dynamo.reset()
     with torch.no_grad():
         try:
-            with _watched() as seen:
+            with _watched(bench) as seen:
                 torch.compile(call, backend="inductor")(*workspaces())
         except Exception:
             return 0
@@ -278,8 +279,11 @@ def _listening(seen: _Seen) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watched() -> Iterator[_Seen]:
-    """Counts the copies that Inductor makes for a layout rule or for functionalisation, while it compiles."""
+def _watched(bench: Bench) -> Iterator[_Seen]:
+    """Counts the copies that Inductor makes for a layout rule or for functionalisation, while it compiles.
+
+    But for ``thorough``, the C++ around the op is made without vector units: their headers are most of a compile, and
+    it is the op that is examined."""
     seen = _Seen()
     with contextlib.ExitStack() as stack:
         try:
@@ -289,6 +293,10 @@ def _watched() -> Iterator[_Seen]:
         except ImportError:
             yield seen
             return
+        if bench.thorough:
+            _compat.know_vector_units()
+        elif hasattr(config.cpp, "vec_isa_ok"):
+            stack.enter_context(config.patch({"cpp.vec_isa_ok": False}))
         stack.enter_context(fresh_cache())
         stack.enter_context(_listening(seen))
         if hasattr(config, "cpp_cache_precompile_headers"):

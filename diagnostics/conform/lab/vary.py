@@ -166,10 +166,15 @@ def resized(case: Case, old: int, new: int, numbers: bool = True) -> Case | None
         return None
     change = "empty" if new == 0 else "size"
     varied = case.varied(change, f"extent {old} made {new}", args, kwargs)
-    # Integers may count or point into an extent, be it their own.
+    # Integers may count or point into an extent, be it their own; so may those of a list (sizes, strides, offsets).
     whole = (torch.int64, torch.int32, torch.int16)
     left = any(t.numel() and (old not in t.shape or t.dtype in whole) for t in case.tensors)
-    return replace(varied, loose=True) if new < old and left else varied
+    listed = any(_whole_numbers(value) for value in (*args, *kwargs.values()))
+    return replace(varied, loose=True) if new < old and (left or listed) else varied
+
+
+def _whole_numbers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(type(item) is int for item in value)
 
 
 def _renumber(value: Any, old: int, new: int) -> Any:

@@ -118,6 +118,22 @@ torch.testing.assert_close(batch, torch.stack(rows))""",
 }
 
 
-def tail(kind: str) -> str:
-    """What shows a fault of this kind, where the check that found it says nothing better."""
-    return TAILS.get(kind, PLAIN)
+# Two calls are compared by what they return; of an op that writes, by its arguments as well.
+_AFTER = (
+    _PARTS
+    + """\
+def after({names}):
+    return parts([{call}, {names}])
+dense = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in ({names},)]
+torch.testing.assert_close(after({names}), after(*dense), equal_nan=True)"""
+)
+
+
+def tail(kind: str, writes: bool = False) -> str:
+    """What shows a fault of this kind, where the check that found it says nothing better.
+
+    Args:
+        writes: the op writes arguments.
+    """
+    found = TAILS.get(kind, PLAIN)
+    return _AFTER if writes and found == _CLOSE else found

@@ -2,107 +2,38 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 import opgraft  # noqa: F401 - the twin of an op that exists in Python alone
-from opgraft.registry import describe
-from tests.conform.ops.faulty import NS, add, double, lib, op
-
-_kept: list[object] = []
+from tests.conform.ops.pairs import NS, add, double, op, plain
 
 
-def plain(name: str, function: Callable[..., object], schema: str = "(Tensor x) -> Tensor", tags=(), fake=None) -> None:
-    lib.define(name + schema, tags=tags)
-    lib.impl(name, function, "CPU")
-    torch.library.register_fake(f"{NS}::{name}", fake or (lambda x, *rest: x.new_empty(x.shape)), lib=lib)
+def under_autocast(x: Tensor) -> Tensor:
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    return (x.contiguous() * 1).to(dtype)
 
 
-# ---- values
+op("under_autocast", under_autocast)
+add("autocast", "under_autocast", "good_double")
+
+seen: list[float] = []
 
 
-def sum_rows(x: Tensor) -> Tensor:
-    return x.contiguous().sum(-1)
+def note(x: Tensor) -> None:
+    seen.append(float(x.numel()))
 
 
-def sum_whole_vectors(x: Tensor) -> Tensor:
-    """As a vector loop without a tail does."""
-    return x.contiguous()[..., : x.shape[-1] // 4 * 4].sum(-1)
+op("note", note, fake=lambda x: None)
+op("note_declared", note, fake=lambda x: None)
+from torch._library.effects import EffectType  # noqa: E402
 
-
-for _name, _function in (("sum_rows", sum_rows), ("sum_whole_vectors", sum_whole_vectors)):
-    op(_name, _function, fake=lambda x: x.new_empty(x.shape[:-1]))
-    describe(f"{NS}::{_name}", lambda x: x.sum(-1))
-add("wrong-value", "sum_whole_vectors", "sum_rows")
-
-
-def count_up(x: Tensor) -> Tensor:
-    """The last element is never written; integers have no NaN to give that away."""
-    made = torch.empty(x.numel(), dtype=torch.int64)
-    made[:-1].copy_(torch.arange(max(x.numel() - 1, 0)))
-    return made
-
-
-plain("count_up", count_up, fake=lambda x: x.new_empty(x.numel(), dtype=torch.int64))
-plain("count_all", lambda x: torch.arange(x.numel()), fake=lambda x: x.new_empty(x.numel(), dtype=torch.int64))
-add("unstable-result", "count_up", "count_all", name="unstable-result: integers")
-
-
-def writes_on(x: Tensor, extra: int) -> Tensor:
-    made = torch.empty(x.shape, dtype=torch.float32)
-    count = x.numel() + extra
-    if x.numel():
-        ctypes.memset(made.data_ptr(), 0, 4 * count)
-    return made
-
-
-plain("writes_past_its_result", lambda x: writes_on(x, 1))
-plain("writes_its_result", lambda x: writes_on(x, 0))
-add("out-of-bounds", "writes_past_its_result", "writes_its_result", name="out-of-bounds: result")
-
-
-def take_rows(x: Tensor, index: Tensor, checked: bool = False) -> Tensor:
-    """Rows by number, as a kernel takes them that does not look whether they are there."""
-    x = x.contiguous().float()
-    if checked and index.numel() and int(index.max()) >= x.shape[0]:
-        raise ValueError(f"take_rows: index {int(index.max())} is past the {x.shape[0]} rows of x")
-    width = x.shape[1]
-    rows = [list((ctypes.c_float * width).from_address(x.data_ptr() + 4 * width * i)) for i in index.tolist()]
-    return torch.tensor(rows).view(index.numel(), width)
-
-
-_rows = (torch.randn(4, 6), torch.tensor([0, 3, 2]))
-for _name, _checked in (("take_rows_blindly", False), ("take_rows", True)):
-    plain(
-        _name,
-        functools.partial(take_rows, checked=_checked),
-        "(Tensor x, Tensor index) -> Tensor",
-        fake=lambda x, index: x.new_empty(index.shape[0], x.shape[1]),
-    )
-add(
-    "out-of-bounds",
-    "take_rows_blindly",
-    "take_rows",
-    name="out-of-bounds: index",
-    cases={"take_rows_blindly": _rows, "take_rows": _rows},
-)
-
-
-_buffers: dict[tuple[int, ...], Tensor] = {}
-
-
-def double_into_kept(x: Tensor) -> Tensor:
-    """One result buffer a shape, kept between calls."""
-    kept = _buffers.setdefault(tuple(x.shape), torch.empty(x.shape, dtype=x.dtype))
-    return torch.mul(x, 2, out=kept)
-
-
-plain("double_into_kept", double_into_kept)
-add("unstable-result", "double_into_kept", "good_double", name="unstable-result: kept buffer")
+torch.library._register_effectful_op(f"{NS}::note_declared", EffectType.ORDERED) if hasattr(
+    torch.library, "_register_effectful_op"
+) else None
+add("dropped-effect", "note", "note_declared")
 
 # ---- torch's own second opinion
 add("opcheck", "count_hidden", "count_declared", kind="undeclared-mutation")
