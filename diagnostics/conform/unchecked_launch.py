@@ -38,7 +38,7 @@ def unwritten(outputs: list[torch.Tensor]) -> bool:
 def larger(base: Case) -> Iterator[Case]:
     for old in vary.extents(base)[:3]:
         for new in SIZES:
-            if sum(tensor.numel() // max(old, 1) * new for tensor in base.tensors) > MOST_ELEMENTS:
+            if vary.elements_with(base, old, new) > MOST_ELEMENTS:
                 continue
             found = vary.resized(base, old, new)
             if found is not None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+
 import pytest
 
 import tests.conform.ops  # noqa: F401
+from opgraft.diagnostics.conform.lab import examine as examining
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault
 from opgraft.diagnostics.conform.lab.examine import examine
 from opgraft.diagnostics.conform.lab.facts import facts_of
 from opgraft.diagnostics.conform.lab.order import Check
@@ -30,6 +35,24 @@ def test_a_deadly_op_is_a_finding(op: str, words: str) -> None:
     findings, results = run(f"faulty::{op}", "undeclared_mutation")
     assert [finding for finding in findings if words in finding.message]
     assert results
+
+
+class Slow:
+    """A check that is slow itself, after its call has come back."""
+
+    name = kind = "slow"
+
+    def run(self, bench: Bench) -> Iterator[Fault]:
+        bench.real(bench.cases[0])
+        time.sleep(60)
+        yield Fault("never")
+
+
+def test_silence_after_a_call_is_not_blamed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examining, "SILENCE_SECONDS", 1.0)
+    findings, (result,) = examine(Plan(facts=facts_of(resolve("faulty::good_double")), seconds=60.0), [Slow()])
+    assert not findings
+    assert (result.outcome, result.detail) == ("not-run", examining.SLOW)
 
 
 def test_what_was_found_before_a_crash_is_kept() -> None:

@@ -80,6 +80,7 @@ class Bench:
     Attributes:
         cases: the calls to start from, each of which the op accepts.
         announce: says what is called next, before it is.
+        back: is told when a call has returned or raised: silence from then on is not the op's doing.
         lost: is told when an error has taken the device's context; it need not come back.
         avoid: keys of calls that took an earlier process down.
         recorded: the calls are those of a real run; what the run did not meet is then at most a note.
@@ -91,6 +92,7 @@ class Bench:
     facts: OpFacts
     cases: tuple[Case, ...]
     announce: Callable[[str, str, str, bool], None] = lambda key, change, text, loose: None
+    back: Callable[[], None] = lambda: None
     lost: Callable[[str], None] = lambda text: None
     avoid: frozenset[str] = frozenset()
     recorded: bool = False
@@ -196,7 +198,9 @@ class Bench:
         except Exception as error:
             if "CUDA" in str(error) and not device_works(self.device):
                 self.lost(str(error))
+            self.back()
             return Result(None, args, kwargs, error, tuple(zones), allocations)
+        self.back()
         return Result(outputs, args, kwargs, None, tuple(zones), allocations)
 
     def disagree(self, left: Any, right: Any, case: Case) -> str:

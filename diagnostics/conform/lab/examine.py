@@ -36,6 +36,7 @@ SILENCE = {"compile": COMPILE_SECONDS, "start": START_SECONDS}
 ATTEMPTS = 8
 # Faults that an index which points too far would bring about as well.
 MEMORY_KINDS = ("out-of-bounds", "empty-input")
+SLOW = "the check took too long by itself, after a call had come back"
 TIME_UP = "the time for this op was up"
 # Exit code of a fork whose device context an op has taken away.
 LOST_CODE = 86
@@ -98,6 +99,9 @@ def _work(
         def announce(key: str, change: str, text: str, loose: bool) -> None:
             send({"say": "call", "key": key, "change": change, "text": text, "loose": loose})
 
+        def back() -> None:
+            send({"say": "back"})
+
         def lost(text: str) -> None:
             send({"say": "lost", "text": text.splitlines()[0]})
             os._exit(LOST_CODE)
@@ -106,6 +110,7 @@ def _work(
             facts=plan.facts,
             cases=(),
             announce=announce,
+            back=back,
             lost=lost,
             avoid=avoid,
             recorded=plan.recorded,
@@ -172,7 +177,8 @@ def _traced(error: Exception) -> str:
 class _Notes:
     """What the forks have said so far.
 
-    ``died`` are the checks that a call took down, with how; ``late`` the seconds until a device was ready.
+    ``died`` are the checks that a call took down, with how; ``late`` the seconds until a device was ready; ``returned``
+    says that the call which was announced last has come back.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -182,6 +188,7 @@ class _Notes:
     change: str = ""
     text: str = ""
     loose: bool = False
+    returned: bool = False
     lost: str = ""
     began: float = 0.0
     late: float = 0.0
@@ -208,7 +215,9 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
             notes.late += time.monotonic() - notes.began
         elif say == "call":
             notes.key, notes.change, notes.text = message["key"], message["change"], message["text"]
-            notes.loose = message["loose"]
+            notes.loose, notes.returned = message["loose"], False
+        elif say == "back":
+            notes.returned = True
         elif say == "lost":
             notes.lost = message["text"]
         elif say == "finding":
@@ -245,10 +254,11 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
         if (
             ending.how in ("timeout", "broke")
             or not notes.key
-            or (notes.change == "compile" and ending.how == "silent")
+            or (ending.how == "silent" and (notes.change == "compile" or notes.returned))
         ):
             if notes.check:
-                why = ending.detail.strip().splitlines()[-1:] or [ending.sentence]
+                words = SLOW if ending.how == "silent" and notes.returned else ending.sentence
+                why = ending.detail.strip().splitlines()[-1:] or [words]
                 notes.results[notes.check] = CheckResult(op=op, check=notes.check, outcome="not-run", detail=why[0])
                 continue
             reason = (ending.detail.strip().splitlines() or [ending.sentence])[-1]

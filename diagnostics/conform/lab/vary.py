@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -138,6 +139,11 @@ def extents(case: Case) -> list[int]:
         for size in tensor.shape:
             seen[size] = seen.get(size, 0) + 1
     return sorted(seen, key=lambda size: -seen[size])
+
+
+def elements_with(case: Case, old: int, new: int) -> int:
+    """How many elements the tensors would have with every extent ``old`` made ``new``."""
+    return sum(math.prod(new if size == old else size for size in tensor.shape) for tensor in case.tensors)
 
 
 def resized(case: Case, old: int, new: int, numbers: bool = True) -> Case | None:

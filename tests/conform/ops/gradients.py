@@ -97,6 +97,30 @@ op("double_dense_gradient", double, backward=_dense_only, setup=lambda ctx, inpu
 add("gradient-layout", "double_dense_gradient", "good_double")
 
 
+def _scaled_middle(x: Tensor, scale: Tensor) -> Tensor:
+    x = x.contiguous()
+    return (x - x.mean()) * scale.sum()
+
+
+def _middle_backward(ctx, grad):
+    """The sum in another order where the gradient is strided, as a kernel may take it: behind a constant gradient it is
+    zero but for rounding."""
+    x, scale = ctx.saved_tensors
+    parts = (grad * (x - x.mean())).flatten()
+    total = sum((parts.flip(0) if 0 in grad.stride() else parts).unbind(0), grad.new_zeros(()))
+    rest = grad - grad.mean()
+    return rest * scale.sum(), total.expand(scale.shape).clone()
+
+
+op(
+    "scaled_middle",
+    _scaled_middle,
+    backward=_middle_backward,
+    setup=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+add("gradient-layout", "double_dense_gradient", "scaled_middle", name="gradient-layout: zero but for rounding")
+
+
 def _blind(ctx, grad):
     with torch.no_grad():
         return 2 * grad * ctx.saved_tensors[0]
