@@ -28,6 +28,8 @@ from opgraft.diagnostics.conform.missing_fake import lacks_fake
 KIND = "compiler-bug"
 # Up to so many times the bound for rounding, a difference is put down to fusion that rounds elsewhere.
 ROUNDING = 20
+# torch's refusal of an op whose schema says that a result is an argument.
+ALIAS = "output has alias annotations"
 
 
 def strides(made: Compiled) -> str:
@@ -62,6 +64,14 @@ def _fault(bench: Bench, case: Case, backend: str, words: str, kind: str, what: 
     )
 
 
+def _cause(error: BaseException) -> str:
+    """The line of a compile error that tells why: that of the backend says only which backend it was."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("backend="):
+        return f"{type(error).__name__}: {lines[1][:200]}"
+    return sentence(error)
+
+
 TAIL = """\
 function = torch.compile(lambda {names}: {call}, backend="BACKEND", fullgraph=True)
 torch.testing.assert_close(function({names}), {call})"""
@@ -78,8 +88,9 @@ def check(bench: Bench) -> Iterator[Fault]:
                 if "DynamicOutputShape" in text or "data-dependent" in text.lower():
                     raise NotApplicable("a size that depends on data ends the graph")
                 yield Fault(
-                    f"{bench.name} cannot be compiled with {backend}: {sentence(made.error)}",
+                    f"{bench.name} cannot be compiled with {backend}: {_cause(made.error)}",
                     case,
+                    kind="output-alias" if ALIAS in text else "",
                     tail=TAIL.replace("BACKEND", backend),
                 )
                 return

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 
 from opgraft.diagnostics.conform.lab import vary
-from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, out_of_memory, sentence
 from opgraft.diagnostics.conform.lab.case import Case, describe
 from opgraft.diagnostics.conform.lab.tree import is_plain, map_tensors
 from opgraft.diagnostics.conform.layout_assumed import against_dense, reaches_far
@@ -88,6 +88,8 @@ def trial(bench: Bench, case: Case) -> str:
         return ""
     wide = bench.real(case)
     if not wide.ok:
+        if out_of_memory(wide.error):
+            raise NotRun(f"it takes more memory than there is: {sentence(wide.error)}")
         return sentence(wide.error)
     return bench.disagree(straight.outputs, wide.outputs, case)
 

@@ -13,6 +13,7 @@ that calls ``ctx.mark_non_differentiable`` on every result says that there is no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import torch
@@ -25,7 +26,12 @@ from opgraft.diagnostics.conform.lab.tree import map_tensors, tensors
 from opgraft.diagnostics.model import Severity
 
 KIND = "missing-autograd"
-WORDS = ("no autograd formula", "autograd kernel was not registered", "not implemented for")
+# How torch, and formulas by hand, say that there is no gradient.
+WORDS = re.compile(
+    r"no autograd formula|autograd kernel was not registered|not implemented for|not differentiable"
+    r"|(backwards?|gradients?|derivatives?|autograd|differentiation)\b.{0,40}\bnot\b.{0,20}\b(supported|implemented)",
+    re.IGNORECASE,
+)
 
 
 def differentiable(value: torch.Tensor) -> bool:
@@ -64,7 +70,7 @@ def lost(bench: Bench, case: Case) -> str:
     with marked() as constant:
         result = bench.real(case, grad=True)
     if not result.ok:
-        told = any(word in str(result.error) for word in WORDS)
+        told = WORDS.search(str(result.error)) is not None
         return f"has no autograd formula: {sentence(result.error)}" if told else ""
     results = [out for out in tensors(result.outputs) if differentiable(out)]
     if not results:
@@ -78,7 +84,7 @@ def lost(bench: Bench, case: Case) -> str:
     try:
         differentiate(kept, given, [torch.ones_like(out) for out in kept])
     except Exception as error:
-        if any(word in str(error) for word in WORDS):
+        if WORDS.search(str(error)):
             return "has no autograd formula: the backward ends in an error"
         return ""
     return ""

@@ -12,10 +12,12 @@ import torch
 
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.conform.lab.facts import OpFacts
+from opgraft.diagnostics.conform.lab.tap import TORCH_NAMESPACES
 
 
-def _importable(name: str) -> bool:
-    if not name or name in ("__main__", "__mp_main__") or name.startswith("torch."):
+def _importable(name: str, torchs: bool = False) -> bool:
+    """Can a fresh process import this module? One of torch's own is none that registers an op of another's."""
+    if not name or name in ("__main__", "__mp_main__") or (name.startswith("torch.") and not torchs):
         return False
     try:
         return importlib.util.find_spec(name) is not None
@@ -43,12 +45,13 @@ def registrars(facts: OpFacts, given: tuple[str, ...] = ()) -> tuple[str, ...]:
     if given:
         return given
     spec = facts.spec
+    torchs = facts.namespace in TORCH_NAMESPACES
     modules = [getattr(spec.reference, "__module__", "")] if spec is not None else []
     modules.append(getattr(_compat.python_kernel(facts.op), "__module__", ""))
     # A Library object of Python's leaves the file that made it.
     modules += [name for name, module in list(sys.modules.items()) if _file(module) == facts.location.path]
     for module in modules:
-        if _importable(module):
+        if _importable(module, torchs):
             return (module,)
         path = _file(sys.modules.get(module))
         if module not in ("__main__", "__mp_main__", "") and path.endswith(".py"):
@@ -56,7 +59,8 @@ def registrars(facts: OpFacts, given: tuple[str, ...] = ()) -> tuple[str, ...]:
     base = facts.name.partition("::")[2].partition(".")[0]
     words = (facts.namespace.encode(), base.encode())
     libraries = sorted(str(path) for path in getattr(torch.ops, "loaded_libraries", ()))
-    return tuple(library for library in libraries if _mentions(library, words))
+    found = tuple(library for library in libraries if _mentions(library, words))
+    return found or (("torch",) if torchs else ())
 
 
 def place_of(path: str) -> tuple[str, str]:

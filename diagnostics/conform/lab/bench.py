@@ -295,6 +295,12 @@ def refuses(error: BaseException | None, launch: bool = True) -> bool:
     return not any(word in text for word in ACCIDENT_WORDS)
 
 
+def out_of_memory(error: BaseException | None) -> bool:
+    """Says the error that there is not enough memory? On the CPU torch has no type for it."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(word in str(error) for word in words)
+
+
 def sentence(error: BaseException | None) -> str:
     """The first line of an error with its type."""
     if error is None:
