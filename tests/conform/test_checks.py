@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
+from opgraft.diagnostics import _compat
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.examine import examine
 from opgraft.diagnostics.conform.lab.facts import facts_of
 from opgraft.diagnostics.conform.lab.order import CHECKS, Check
 from opgraft.diagnostics.conform.lab.plan import Plan
+from opgraft.diagnostics.model import CheckResult, Finding
 from opgraft.registry import resolve
 from tests.conform.ops import PAIRS, Pair
 
@@ -19,14 +24,28 @@ ASKED = sorted(PAIRS)
 ON_A_GPU = {"wrong-stream", "hidden-sync", "unchecked-launch", "wrong-device", "cudagraph-skip"}
 
 
-def examined(pair: Pair, name: str, seconds: float = 90.0):
-    """Findings and results of the pair's check on one of its ops."""
-    if pair.setup is not None:
-        pair.setup()
-    given = pair.cases.get(name.partition("::")[2])
-    cases = (Case(given, origin="sample"),) if given is not None else ()
-    plan = Plan(facts=facts_of(resolve(name)), cases=cases, seconds=seconds, thorough=pair.thorough)
-    return examine(plan, [Check(pair.check.replace("-", "_"))])
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> Iterator[None]:
+    """Imported once, and not in the fork of every check that compiles."""
+    with mock.patch.dict(os.environ):
+        _compat.load_compiler()
+    return
+
+
+_known: dict[tuple[str, str], tuple[tuple[Finding, ...], tuple[CheckResult, ...]]] = {}
+
+
+def examined(pair: Pair, name: str) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...]]:
+    """Findings and results of the pair's check on one of its ops; made once for all tests that ask."""
+    key = (pair.check, name)
+    if key not in _known:
+        if pair.setup is not None:
+            pair.setup()
+        given = pair.cases.get(name.partition("::")[2])
+        cases = (Case(given, origin="sample"),) if given is not None else ()
+        plan = Plan(facts=facts_of(resolve(name)), cases=cases, seconds=90.0, thorough=pair.thorough)
+        _known[key] = examine(plan, [Check(pair.check.replace("-", "_"))])
+    return _known[key]
 
 
 @pytest.mark.parametrize("name", ASKED)
