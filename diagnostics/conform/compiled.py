@@ -80,6 +80,7 @@ torch.testing.assert_close(function({names}), {call})"""
 def check(bench: Bench) -> Iterator[Fault]:
     for backend in ("aot_eager", "inductor"):
         for case in bench.usable(iter(bench.cases[:1])):
+            bench.needs_fakes(case)
             made = compiled(bench, case, backend, neighbours=True)
             if made.error is not None:
                 text = str(made.error)

@@ -61,6 +61,7 @@ def check(bench: Bench) -> Iterator[Fault]:
     if not bench.cases[0].tensors:
         raise NotApplicable("the op takes no tensor")
     case = bench.cases[0]
+    bench.needs_fakes(case)
     bench.tell(case, doing="compile")
     try:
         with torch.no_grad():

@@ -18,7 +18,9 @@ from opgraft.diagnostics.conform.lab import names
 from opgraft.diagnostics.conform.lab.facts import Argument, facts_of
 from opgraft.registry import Sample, describe, resolve
 
-SPACES = ("quantized", "_quantized", "onednn")
+SPACES = ("quantized", "_quantized", "onednn", "mkldnn")
+# Ops whose arguments have to fit one another, though none of them is packed.
+FAMILIES = ("prepack", "pointwise", "norm", "embedding", "prelu", "cell")
 # Rows of a cell's weights are so many times the hidden size.
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 HIDDEN = 3
@@ -88,7 +90,7 @@ def value(name: str, argument: Argument, plain: bool) -> Any:
         return argument.default
     if kind.startswith("__torch__"):
         return packed(kind, f"{name} {word}")
-    if kind.startswith("Tensor") and not kind.endswith("?"):
+    if kind.startswith("Tensor") and (not kind.endswith("?") or "batch_norm" in name):
         return tensor(name, word, kind, plain)
     if kind.endswith("?"):
         return None
@@ -96,6 +98,10 @@ def value(name: str, argument: Argument, plain: bool) -> Any:
         if "shape" in word:
             return [6]
         return window(name, 0 if "padding" in word else 3 if "kernel" in word else 1) or [1]
+    if "alpha" in word:
+        return 1.0
+    if kind == "str" and ".binary" in name and ("binary" in word or word == "attr"):
+        return "sum" if name.startswith("onednn") else "add"
     known = {"float": STEP, "int": ZERO if "zero" in word else 1, "Scalar": 0.5, "bool": False, "str": "none"}
     known["ScalarType"] = torch.uint8
     if kind == "int" and "groups" in word:
@@ -112,8 +118,9 @@ def value(name: str, argument: Argument, plain: bool) -> Any:
 def tensor(name: str, word: str, kind: str, plain: bool) -> Any:
     """A tensor argument, by its name."""
     if "cell" in name:
-        shapes = {"input": (2, 6), "hx": (2, HIDDEN)}
-        made = randn(*shapes.get(word, (gates(name) * HIDDEN,)))
+        rows = gates(name) * HIDDEN
+        shapes = {"input": (2, 6), "hx": (2, HIDDEN), "w_ih": (rows, 6), "w_hh": (rows, HIDDEN)}
+        made = randn(*shapes.get(word, (rows,)))
         return [made, made.clone()] if kind.startswith("Tensor[") else made
     if "embedding" in name and word == "indices":
         return torch.tensor([0, 3, 2, 9])
@@ -125,6 +132,8 @@ def tensor(name: str, word: str, kind: str, plain: bool) -> Any:
         return (randn(10, 16) * 8).to(torch.uint8) if "unpack" in name or "offsets" in name else randn(10, 16)
     if "norm" in name and word in ("mean", "var", "weight", "bias"):
         return randn(4).abs()
+    if "pointwise" in name:
+        return pointwise(name, word)
     if word in ("w", "weight") and "prepack" in name:
         if name.startswith("onednn") and "fp16" not in name:
             shape = (4, 4, 3, 3) if "conv" in name else (4, 6)
@@ -142,6 +151,28 @@ def tensor(name: str, word: str, kind: str, plain: bool) -> Any:
     return [made, made.clone()] if kind.startswith("Tensor[") else made
 
 
+def pointwise(name: str, word: str) -> torch.Tensor:
+    """A tensor of a fused convolution or matrix product: float32 for mkldnn, codes and their scales for onednn."""
+    conv, codes = "conv" in name, name.startswith("onednn")
+    count = dims(name)
+    if word in ("w", "qw"):
+        made = randn(4, 4, *[3] * count) if conv else randn(4, 6)
+        if not codes:
+            return made
+        ops, ints = torch.ops.onednn, (made * 20).to(torch.int8)
+        ones, none = [1] * count, [0] * count
+        if conv:
+            return ops.qconv_prepack(ints, torch.ones(4) * STEP, STEP, 0, ones, none, ones, 1, None)
+        return ops.qlinear_prepack(ints, None)
+    if word in ("w_scale", "w_zero_point"):
+        return torch.ones(4) * STEP if "scale" in word else torch.zeros(4, dtype=torch.int64)
+    if "scale" in word or "zero_point" in word:
+        return torch.tensor(STEP) if "scale" in word else torch.tensor(0)
+    result = word in ("other", "qaccum")
+    shape = (2, 4, *[4 if result else 6] * count) if conv else (2, 4 if result else 6)
+    return (randn(*shape).abs() * 20).to(torch.uint8) if codes else randn(*shape)
+
+
 def call(op: Any, name: str) -> tuple[Any, ...] | None:
     """Arguments that the op takes; where it takes none, those that it refused last."""
     args = None
@@ -155,7 +186,8 @@ def call(op: Any, name: str) -> tuple[Any, ...] | None:
 
 def record(name: str) -> None:
     op = resolve(name)
-    if not any(argument.kind.startswith("__torch__") or "prepack" in name for argument in facts_of(op).arguments):
+    packs = any(argument.kind.startswith("__torch__") for argument in facts_of(op).arguments)
+    if not packs and not any(part in name for part in FAMILIES):
         return
 
     def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:

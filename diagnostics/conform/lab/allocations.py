@@ -35,11 +35,14 @@ class Allocation:
     start: int
     size: int
     zone: int
+    address: int
 
     def touched(self) -> int | None:
         """Distance in bytes from the start of the tensor to the first byte of a zone that was written, else None."""
         if self.flat.untyped_storage().nbytes() < self.flat.numel():
             return None  # given back or resized meanwhile
+        if self.flat.data_ptr() != self.address:
+            return None  # the op has put other memory behind the tensor
         end = self.start + self.size
         for first, part in ((0, self.flat[: self.start]), (end, self.flat[end:])):
             changed = (part != self.zone).nonzero()
@@ -116,7 +119,7 @@ class _Maker:
             flat.fill_(self.zone)
             # Any other byte than 0 and 1 is no bool at all.
             flat[guard : guard + elements * item].fill_(1 if dtype == torch.bool else self.filling)
-            self.kept.append(Allocation(flat, guard, elements * item, self.zone))
+            self.kept.append(Allocation(flat, guard, elements * item, self.zone, flat.data_ptr()))
         return self.header(dtype, storage, guard // item, size, stride)  # type: ignore[no-any-return]
 
 

@@ -18,7 +18,7 @@ from opgraft.diagnostics.conform.lab import arrive, compare, vary
 from opgraft.diagnostics.conform.lab.allocations import FILLING, ZONE, Allocations, guarded_allocations
 from opgraft.diagnostics.conform.lab.case import Case, describe, snippet
 from opgraft.diagnostics.conform.lab.facts import OpFacts
-from opgraft.diagnostics.conform.lab.fakes import FakeResult, fake_call
+from opgraft.diagnostics.conform.lab.fakes import FakeResult, fake_call, unfakeable
 from opgraft.diagnostics.conform.lab.memory import Zone, fresh_call, guarded_call
 from opgraft.diagnostics.conform.lab.tree import leaves, tensors
 from opgraft.diagnostics.conform.lab.witness import PLAIN
@@ -138,8 +138,22 @@ class Bench:
     def snippet(self, case: Case, tail: str = PLAIN) -> str:
         return snippet(self.name, case, tail, self.arrive)
 
+    def needs_fakes(self, case: Case) -> None:
+        """For checks that trace.
+
+        Raises:
+            NotRun: torch makes no fakes of these tensors.
+        """
+        if words := unfakeable(case):
+            raise NotRun(words)
+
     def fake(self, case: Case) -> FakeResult:
-        """The fake at the sizes of this call."""
+        """The fake at the sizes of this call.
+
+        Raises:
+            NotRun: torch makes no fakes of these tensors.
+        """
+        self.needs_fakes(case)
         self.tell(case, doing="fake")
         with _compat.compiled_in_eager():
             return fake_call(self.op, case)

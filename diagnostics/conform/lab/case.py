@@ -27,7 +27,8 @@ class Case:
             ``"dtype"``, ``"far"``.
         label: the variation in words, such as ``"x transposed"``.
         autocast: the dtype of the autocast region around the call, ``""`` outside of one.
-        loose: an extent was made smaller that values of another tensor may point into.
+        loose: an extent was made smaller that values of another tensor may point into, or a number was guessed that
+            may.
     """
 
     args: tuple[Any, ...]

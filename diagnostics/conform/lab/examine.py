@@ -42,7 +42,7 @@ TIME_UP = "the time for this op was up"
 LOST_CODE = 86
 # Checks that say something about an op which takes no call that is known.
 WITHOUT_CALLS = ("missing-kernel", "bad-schema")
-LOOSE = "a value of another tensor may point past the extent that was made smaller; the op does not look"
+LOOSE = "a number, or a value of another tensor, may point past an extent of this call; the op does not look"
 
 
 def to_finding(plan: Plan, kind: str, fault: Fault) -> Finding:

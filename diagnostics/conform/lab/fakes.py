@@ -68,6 +68,21 @@ def shares(tensor: torch.Tensor, arguments: list[torch.Tensor]) -> int | None:
     return None
 
 
+def unfakeable(case: Case) -> str:
+    """Why torch makes no fakes of this call's arguments, whatever the op; ``""`` where it does."""
+    if any(isinstance(leaf, torch.ScriptObject) for leaf in leaves((case.args, case.kwargs))):
+        return "an argument is an object of a C++ class, of which torch makes no fake by itself"
+    if all(is_plain(tensor) for tensor in case.tensors):
+        return ""
+    mode = FakeTensorMode()
+    for tensor in case.tensors:
+        try:
+            mode.from_tensor(tensor.detach(), static_shapes=True)
+        except Exception as error:
+            return f"torch makes no fake of such a tensor: {str(error).strip().splitlines()[0][:100]}"
+    return ""
+
+
 def fake_call(op: Any, case: Case) -> FakeResult:
     """The fake at the sizes of this call."""
     environment = ShapeEnv(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True)

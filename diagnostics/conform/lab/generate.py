@@ -65,11 +65,13 @@ def _number(argument: Argument) -> Any:
         return 2 if any(word in name for word in ("size", "num", "group", "head", "window", "len", "n_", "k")) else 1
     if kind.startswith(("int[", "SymInt[")):
         return [2, 2]
+    if kind.startswith(("Scalar[", "Scalar?[")):
+        return []
     if kind in ("float", "Scalar", "number"):
         return 1e-5 if "eps" in name else 0.5
     known: dict[str, Any] = {
         "bool": False,
-        "str": "mean",
+        "str": "none" if any(word in name for word in ("attr", "post_op", "activation")) else "mean",
         "complex": 1.5 + 0.5j,
         "ScalarType": torch.float32,
         "Device": torch.device("cpu"),
@@ -105,6 +107,14 @@ def _dtype(argument: Argument, default: torch.dtype) -> torch.dtype:
     return default
 
 
+def _counts(facts: OpFacts) -> bool:
+    """Does the op take a number that may be a size, for which nothing but a guess is known?"""
+    return any(
+        (argument.is_int or argument.is_size) and not argument.has_default and not argument.kind.endswith("?")
+        for argument in facts.arguments
+    )
+
+
 def generated(facts: OpFacts, device: torch.device) -> Iterator[Case]:
     """Guesses at a call, likely ones first.
 
@@ -138,4 +148,6 @@ def generated(facts: OpFacts, device: torch.device) -> Iterator[Case]:
                     kwargs[argument.name] = value
                 else:
                     args.append(value)
-            yield Case(args=tuple(args), kwargs=kwargs, origin="generated", name="made from the schema")
+            yield Case(
+                args=tuple(args), kwargs=kwargs, origin="generated", name="made from the schema", loose=_counts(facts)
+            )

@@ -21,6 +21,7 @@ GUESSES = 2
 # Elements of a sample that is used by default; more with ``thorough``.
 SAMPLE_ELEMENTS = 1 << 18
 SAMPLES = 6
+NO_CALL = "no call is known"
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _enough(found: list[Case]) -> bool:
 def accepted(plan: Plan, bench: Bench) -> tuple[tuple[Case, ...], str]:
     """The candidates that the op takes, and why there is none."""
     found: list[Case] = []
-    last = "no call is known"
+    last = NO_CALL
     guessed = not plan.known and (plan.facts.spec is None or plan.facts.spec.samples is None)
     stop = time.monotonic() + plan.seconds / 5
     try:
@@ -110,7 +111,7 @@ def accepted(plan: Plan, bench: Bench) -> tuple[tuple[Case, ...], str]:
             # torch itself refuses results that share memory: that is a fault, and no wrong guess.
             if result.ok or "must not also be an input" in str(result.error):
                 found.append(case)
-            else:
+            elif not (found or (any(tensor.is_quantized for tensor in case.tensors) and last != NO_CALL)):
                 last = (
                     f"the last guess at a call was refused: {sentence(result.error)}"
                     if guessed
