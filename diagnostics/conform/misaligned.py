@@ -18,7 +18,7 @@ from itertools import chain
 import torch
 
 from opgraft.diagnostics.conform.lab import vary
-from opgraft.diagnostics.conform.lab.bench import Bench, Fault, sentence
+from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
 from opgraft.diagnostics.conform.lab.case import Case, describe
 
 KIND = "misaligned"
@@ -42,9 +42,11 @@ def trial(bench: Bench, case: Case) -> str:
 
 
 def check(bench: Bench) -> Iterator[Fault]:
+    tried = False
     for base in bench.cases:
         own = [base] if not is_aligned(base) and all(tensor.is_contiguous() for tensor in base.tensors) else []
         for case in bench.usable(chain(own, vary.offsets(vary.dense(base)))):
+            tried = True
             words = trial(bench, case)
             if words:
                 small = bench.shrink(case, lambda tried: bool(trial(bench, tried)))
@@ -55,3 +57,5 @@ def check(bench: Bench) -> Iterator[Fault]:
                     severity="error" if not bench.recorded or case is base else "note",
                 )
                 return
+    if not tried and not bench.recorded:
+        raise NotApplicable("no argument could start elsewhere")

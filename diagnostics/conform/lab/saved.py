@@ -30,7 +30,8 @@ class _Everything(Book):
 def _kept(tensor: torch.Tensor) -> Kept:
     kept: Kept = met.keep(tensor, _Everything())
     if kept.flat is None and kept.values is None:
-        raise TypeError(f"a {type(tensor).__name__} of layout {tensor.layout} cannot be handed to another process")
+        form = "quantized Tensor" if tensor.is_quantized else f"{type(tensor).__name__} of layout {tensor.layout}"
+        raise TypeError(f"a {form} cannot be handed to another process")
     return kept
 
 
