@@ -31,8 +31,9 @@ _SECONDS_A_SITE = 0.6
 _SILENT_SECONDS = 1.0
 # Called with the reports of every graph: what lists the sites of a whole program.
 LISTENERS: list[Callable[[list[SiteReport]], None]] = []
-# Devices on which a kernel's loss is looked at again: compiling a stretch takes seconds there, and timing is quiet.
-_DOUBTED = frozenset(["cuda"])
+# Where a kernel's loss is looked at again: the least that its speed may be of the compiler's in its surroundings. A look
+# takes seconds; on a CPU, where it takes the most, clear losses have not been seen to turn.
+_DOUBTED = {"cuda": 0.0, "cpu": 0.8}
 # Choices that are looked at again together: (idiom, choice).
 _GROUPS = ((True, KERNEL), (False, COMPILER), (False, KERNEL))
 
@@ -134,9 +135,11 @@ class Chooser:
                 found = stretch.around(case.site, changes, scope_of)
                 verdict = self._stretch_verdict(case, decision, found)
                 inside = {c.site.root for c in found.changes} if found is not None else set()
-                for other, _ in waiting:
-                    if other is case or other.site.root in inside:
-                        self._stood.setdefault(other.key, verdict)
+                judged = {other.key for other, _ in waiting if other is case or other.site.root in inside}
+                for key in judged:
+                    self._stood.setdefault(key, verdict)
+                if len(judged) == 1:  # asked alone it would get the same answer
+                    self._doubts.setdefault(case.key, verdict)
         return self._doubted([(case, self._after(case, decision)) for case, decision in decided], scope_of)
 
     def _doubted(
@@ -145,12 +148,19 @@ class Chooser:
         """The same, where a kernel that lost in its surroundings wins in the model around.
 
         It may: what the compiler fuses there it may write twice, for two readers, or in a layout that the next call
-        copies. On a GPU a look takes seconds, and is had for half of the time at most.
+        copies. Looks take seconds, and are had for half of the time at most.
         """
-        lost = [case for case, d in decided if d.measured and d.ratio and case.is_idiom and d.choice == COMPILER]
+        lost = [
+            case
+            for case, d in decided
+            if d.measured
+            and case.is_idiom
+            and d.choice == COMPILER
+            and (d.ratio or 0.0) > _DOUBTED.get(case.device, 1.0)
+        ]
         taken = {node for case, d in decided if d.choice == KERNEL for node in case.site.nodes}
         won: dict[Site, Decision] = {}
-        for case in (c for c in lost if c.device in _DOUBTED and not taken.intersection(c.site.nodes)):
+        for case in (c for c in lost if not taken.intersection(c.site.nodes)):
             if case.key not in self._doubts:
                 alike = [c.change for c in lost if c.key == case.key and not taken.intersection(c.site.nodes)]
                 found = stretch.around(case.site, alike, scope_of)
@@ -198,8 +208,19 @@ class Chooser:
 
         def measured(seconds: float) -> Decision:
             replay = bool(option("triton.cudagraphs"))
-            samples = measure.confirm(found, seconds=seconds, replay_decides=replay)
-            return _last_word(samples, case.is_idiom, decision.choice, doubt)
+
+            def word(samples: timing.Samples) -> Decision:
+                return _last_word(samples, case.is_idiom, decision.choice, doubt)
+
+            changed = KERNEL if case.is_idiom else COMPILER
+            return word(
+                measure.confirm(
+                    found,
+                    seconds=seconds,
+                    replay_decides=replay,
+                    is_kept=lambda samples: word(samples).choice == changed,
+                )
+            )
 
         return self._agreement.settle(key, lambda: self._known_or(measured, case.site, case.device, key, about))
 

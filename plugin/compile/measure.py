@@ -61,8 +61,18 @@ def measure(around: Neighbourhood, *, seconds: float, replay_decides: bool = Fal
         return decision if again.choice == KERNEL else again
 
 
-def confirm(stretch: Stretch, *, seconds: float, replay_decides: bool = False) -> timing.Samples:
+def confirm(
+    stretch: Stretch,
+    *,
+    seconds: float,
+    replay_decides: bool = False,
+    is_kept: Callable[[timing.Samples], bool] = lambda samples: False,
+) -> timing.Samples:
     """Times a longer stretch of the graph as it was given against the same with what was chosen.
+
+    Args:
+        is_kept: whether these times let the change stand. Such a change is timed a second time, on inputs and memory at
+            other addresses, and has to stand again: these are then the times returned.
 
     Raises:
         UnmeasurableError: the stretch does not run on its own, or does not fit into memory beside the model.
@@ -70,13 +80,22 @@ def confirm(stretch: Stretch, *, seconds: float, replay_decides: bool = False) -
     facts = [fact for _, fact in stretch.inputs]
     if not _fits(facts, stretch.bytes_written):
         raise UnmeasurableError("the stretch around it does not fit into memory twice")
+    kept: list[Any] = []  # so that the second time finds other addresses
+    compiled: list[Candidate] = []
+
+    def timed(seed: int) -> timing.Samples:
+        tensors = inputs.make(inputs.wanted(stretch.inputs), inputs.NORMAL, stretch.training, seed=seed)
+        if not compiled:
+            compiled.extend(_compile(stretch.graph(chosen=c), tensors, stretch.training) for c in (False, True))
+        steps = [_step(f, tensors, stretch.training) for f in compiled]
+        replays = _replays(steps) if replay_decides else None
+        kept.append((tensors, replays))
+        return _timed(replays or steps, tensors[0].device.type, seconds, _told_apart)
+
     with _compat.aside():
         try:
-            tensors = inputs.make(inputs.wanted(stretch.inputs), inputs.NORMAL, stretch.training)
-            compiled = [_compile(stretch.graph(chosen=c), tensors, stretch.training) for c in (False, True)]
-            steps = [_step(f, tensors, stretch.training) for f in compiled]
-            replays = _replays(steps) if replay_decides else None
-            return _timed(replays or steps, tensors[0].device.type, seconds, _told_apart)
+            first = timed(seed=0)
+            return timed(seed=1) if is_kept(first) else first
         except Exception as error:
             raise UnmeasurableError(f"the stretch around it does not compile alone ({type(error).__name__})") from error
 

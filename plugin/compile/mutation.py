@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-_IN_PLACE_OPERATORS = frozenset(
-    getattr(operator, n) for n in dir(operator) if n.startswith("i") and hasattr(operator, n[1:])
+# iadd of add, iand of and_: Python's keywords have an underscore, which means no write here.
+_IN_PLACE_NAMES = frozenset(
+    n for n in dir(operator) if n[0] == "i" and (hasattr(operator, n[1:]) or hasattr(operator, f"{n[1:]}_"))
 )
+_WRITING_OPERATORS = frozenset([*(getattr(operator, n) for n in _IN_PLACE_NAMES), operator.setitem, operator.delitem])
+_WRITING_METHODS = frozenset([*(f"__{n}__" for n in _IN_PLACE_NAMES), "__setitem__", "__delitem__"])
 _PURE_HIGHER_ORDER = frozenset(["associative_scan"])  # torch refuses a function that writes
 _STATE = frozenset(["_enter_autocast", "_exit_autocast", "_set_grad_enabled"])
 
@@ -22,7 +25,7 @@ def writes(node: torch.fx.Node) -> bool:
         return False
     if node.op == "call_method":
         name = str(node.target)
-        return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+        return name in _WRITING_METHODS or (name.endswith("_") and not name.endswith("__"))
     if node.op != "call_function":
         return True
     target: Any = node.target
@@ -32,7 +35,7 @@ def writes(node: torch.fx.Node) -> bool:
         return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
     if node.kwargs.get("out") is not None or node.kwargs.get("inplace"):
         return True
-    if target in _IN_PLACE_OPERATORS or target is operator.setitem:
+    if target in _WRITING_OPERATORS:
         return True
     name = getattr(target, "__name__", "")
     if name in _STATE:
@@ -40,7 +43,9 @@ def writes(node: torch.fx.Node) -> bool:
     module = getattr(target, "__module__", None) or ""
     if isinstance(target, torch._ops.HigherOrderOperator):
         return name not in _PURE_HIGHER_ORDER
-    if module.startswith(("torch", "_operator", "math")) or hasattr(builtins, name) or _is_torch_builtin(target):
+    if module == "_operator":
+        return False
+    if module.startswith(("torch", "math")) or hasattr(builtins, name) or _is_torch_builtin(target):
         return name.endswith("_") and not name.endswith("__")
     return True
 

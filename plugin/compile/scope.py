@@ -11,7 +11,8 @@ import torch
 
 @dataclass(frozen=True)
 class Scope:
-    """``autocast``: the arguments of every open region, outermost first. ``grad``: whether gradients are recorded."""
+    """``autocast``: the arguments of every open region that changes anything, outermost first. ``grad``: whether
+    gradients are recorded."""
 
     autocast: tuple[tuple[Any, ...], ...] = ()
     grad: bool = True
@@ -28,8 +29,13 @@ def is_named(node: torch.fx.Node, name: str) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == name
 
 
+def is_mark(node: torch.fx.Node) -> bool:
+    """True for the nodes at which a region begins or ends."""
+    return any(is_named(node, name) for name in ("_enter_autocast", "_exit_autocast", "_set_grad_enabled"))
+
+
 def scopes(graph: torch.fx.Graph) -> dict[torch.fx.Node, Scope]:
-    """The scope of every node."""
+    """The scope of every node. A mark that leaves everything as it is has the scope of the nodes around it."""
     stack: list[tuple[Any, ...]] = []
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     found = {}
@@ -40,5 +46,17 @@ def scopes(graph: torch.fx.Graph) -> dict[torch.fx.Node, Scope]:
             stack.pop()
         elif is_named(node, "_set_grad_enabled"):
             grad = bool(node.args[0])
-        found[node] = Scope(tuple(stack), grad)
+        found[node] = Scope(_effective(stack), grad)
     return found
+
+
+def _effective(regions: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    """Without those that switch autocast off where it is off already, as models do around what needs float32."""
+    kept: list[tuple[Any, ...]] = []
+    on: dict[str, bool] = {}
+    for region in regions:
+        device, _, enabled, *_ = region
+        if enabled or on.get(device, torch.is_autocast_enabled(device)):
+            kept.append(region)
+            on[device] = enabled
+    return tuple(kept)

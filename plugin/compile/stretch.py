@@ -18,10 +18,10 @@ from opgraft.compile.change import Change, make_all
 from opgraft.compile.metadata import facts, value_of
 from opgraft.compile.mutation import writes
 from opgraft.compile.neighbourhood import border, inner_graph, inner_graphs, spelled_nodes
-from opgraft.compile.scope import Scope
+from opgraft.compile.scope import Scope, is_mark
 from opgraft.compile.site import Site, TensorFacts
 
-MOST_NODES = 96
+MOST_NODES = 96  # beside the site's own
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def around(site: Site, changes: Sequence[Change], scopes: dict[torch.fx.Node, Sc
     if not all(_can_run(node, scopes, scope) for node in everything[low:high]):
         return None
     open_below, open_above = True, True
-    while (open_below or open_above) and high - low < MOST_NODES:
+    most = high - low + MOST_NODES
+    while (open_below or open_above) and high - low < most:
         open_below = open_below and low > 0 and _can_run(everything[low - 1], scopes, scope)
         low -= open_below
         open_above = open_above and high < len(everything) and _can_run(everything[high], scopes, scope)
@@ -115,5 +116,9 @@ def _can_run(node: torch.fx.Node, scopes: dict[torch.fx.Node, Scope], scope: Sco
 
 
 def _does_something(node: torch.fx.Node) -> bool:
-    """False for calls for their side effect that torch leaves in its graphs and that change no tensor."""
-    return getattr(node.target, "__name__", "") not in ("_log_api_usage_once", "lazy_load_decompositions")
+    """False for calls for their side effect that torch leaves in its graphs and that change no tensor: among nodes of
+    one scope these are also the marks of regions, which then change nothing."""
+    return not is_mark(node) and getattr(node.target, "__name__", "") not in (
+        "_log_api_usage_once",
+        "lazy_load_decompositions",
+    )

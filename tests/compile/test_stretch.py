@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 import opgraft
 from opgraft.compile import measure, stretch, timing
 from opgraft.compile.find import find_sites
+from opgraft.compile.mutation import writes
 from opgraft.compile.scope import scopes
 from opgraft.compile.stretch import Change
 
@@ -61,7 +63,7 @@ def test_a_kernel_that_loses_in_its_surroundings_may_win_in_the_model(
     chosen: float, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a norm with the sum before it and the norm alone, found in one place, one at most is served."""
-    monkeypatch.setattr("opgraft.compile.choice._DOUBTED", frozenset(["cpu"]))
+    monkeypatch.setattr("opgraft.compile.choice._DOUBTED", {"cpu": 0.0})
     monkeypatch.setattr(timing, "interleave", fake_times(1.0, 2.0))
     monkeypatch.setattr(measure, "confirm", times(1.0, chosen))
     found = opgraft.sites(models()["idiom"], torch.randn(6, 16), tune_seconds=600.0)
@@ -159,3 +161,65 @@ def test_what_does_not_fit_into_memory_is_not_measured(monkeypatch: pytest.Monke
     (site,) = opgraft.sites(models()["idiom"], torch.randn(6, 16))
     assert not site.chosen
     assert "does not fit into memory" in site.decision.why
+
+
+def test_a_change_that_stands_is_timed_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.randn(8, 8)
+    found = pieces(lambda x, w: (F.gelu(x @ w, approximate="tanh") @ w).relu(), torch.randn(4, 8), w)
+    assert found is not None
+    answers = [timing.Samples(((2.0, 1.0, 1.0, 2.0),) * 9), timing.Samples(((1.0, 1.0, 1.0, 1.0),) * 9)]
+    addresses = []
+
+    def timed(steps: Any, device: str, seconds: float, enough: Any) -> timing.Samples:
+        for step in steps:
+            step()
+        return answers[len(addresses) - 1]
+
+    made = measure.inputs.make
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        tensors = made(*args, **options)
+        addresses.append({t.data_ptr() for t in tensors})
+        return tensors
+
+    monkeypatch.setattr(measure, "_timed", timed)
+    monkeypatch.setattr(measure.inputs, "make", recorded)
+    last = measure.confirm(found, seconds=0.01, is_kept=lambda samples: timing.judge(samples).second_is_faster)
+    assert last is answers[1]
+    assert len(addresses) == 2
+    assert not addresses[0] & addresses[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "writing"),
+    [("and_", False), ("or_", False), ("not_", False), ("is_", False), ("invert", False), ("iand", True), ("ior", True),
+     ("iadd", True), ("setitem", True)],
+)  # fmt: skip
+def test_which_operators_write(name: str, writing: bool) -> None:
+    graph = torch.fx.Graph()
+    assert writes(graph.call_function(getattr(operator, name))) is writing
+
+
+@pytest.mark.parametrize(
+    ("name", "writing"), [("__invert__", False), ("__and__", False), ("__ior__", True), ("add_", True)]
+)
+def test_which_methods_write(name: str, writing: bool) -> None:
+    assert writes(torch.fx.Graph().call_method(name)) is writing
+
+
+def test_regions_without_effect_do_not_end_it() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            a = x.sin()
+        b = F.gelu(a * 2, approximate="tanh").cos()
+        with torch.autocast("cpu", torch.bfloat16):
+            return b.exp() @ b
+
+    found = pieces(function, torch.randn(8, 8))
+    assert found is not None
+    assert str(found.nodes[0].target) == "sin"
+    assert "exp" not in [str(n.target) for n in found.nodes]
+    with torch.autocast("cpu", torch.bfloat16):
+        within = pieces(function, torch.randn(8, 8))
+    assert within is not None
+    assert "sin" not in [str(n.target) for n in within.nodes]
