@@ -31,8 +31,8 @@ _SECONDS_A_SITE = 0.6
 _SILENT_SECONDS = 1.0
 # Called with the reports of every graph: what lists the sites of a whole program.
 LISTENERS: list[Callable[[list[SiteReport]], None]] = []
-# Where a kernel's loss is looked at again: the least that its speed may be of the compiler's in its surroundings. A look
-# takes seconds; on a CPU, where it takes the most, clear losses have not been seen to turn.
+# Where a kernel's loss is looked at again: the least that its speed may be of the compiler's in its surroundings.
+# A look takes seconds; on a CPU, where it takes the most, clear losses have not been seen to turn.
 _DOUBTED = {"cuda": 0.0, "cpu": 0.8}
 # Choices that are looked at again together: (idiom, choice).
 _GROUPS = ((True, KERNEL), (False, COMPILER), (False, KERNEL))
