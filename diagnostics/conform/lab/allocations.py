@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
+
+from opgraft.diagnostics.conform.lab.tree import is_plain, span
 
 GUARD_BYTES = 4096  # a multiple of every alignment that torch's allocators keep (64 on the CPU, 512 on CUDA)
 # Larger ones are left to torch: filling them costs more than it tells.
@@ -29,13 +32,18 @@ FILLING = 0xFF
 
 @dataclass(frozen=True)
 class Allocation:
-    """One buffer: ``flat`` is all of it as bytes, the tensor's own ones are ``[start, start + size)``."""
+    """One buffer: ``flat`` is all of it as bytes, the tensor's own ones are ``[start, start + size)``.
+
+    ``tensor`` gives the one that was handed out, as long as it lives: an op that resizes it sees a storage with room,
+    and grows into its guard. Not held, for torch gives a tensor that another holds a new header.
+    """
 
     flat: torch.Tensor
     start: int
     size: int
     zone: int
     address: int
+    tensor: TensorWeakRef
 
     def touched(self) -> int | None:
         """Distance in bytes from the start of the tensor to the first byte of a zone that was written, else None."""
@@ -43,6 +51,11 @@ class Allocation:
             return None  # given back or resized meanwhile
         if self.flat.data_ptr() != self.address:
             return None  # the op has put other memory behind the tensor
+        tensor = self.tensor()
+        if tensor is not None and is_plain(tensor):
+            reach = (tensor.storage_offset() + span(tensor)) * tensor.element_size()
+            if reach > self.start + self.size:
+                return None
         end = self.start + self.size
         for first, part in ((0, self.flat[: self.start]), (end, self.flat[end:])):
             changed = (part != self.zone).nonzero()
@@ -119,8 +132,10 @@ class _Maker:
             flat.fill_(self.zone)
             # Any other byte than 0 and 1 is no bool at all.
             flat[guard : guard + elements * item].fill_(1 if dtype == torch.bool else self.filling)
-            self.kept.append(Allocation(flat, guard, elements * item, self.zone, flat.data_ptr()))
-        return self.header(dtype, storage, guard // item, size, stride)  # type: ignore[no-any-return]
+        made: torch.Tensor = self.header(dtype, storage, guard // item, size, stride)
+        if guard:
+            self.kept.append(Allocation(flat, guard, elements * item, self.zone, flat.data_ptr(), TensorWeakRef(made)))
+        return made
 
 
 @contextlib.contextmanager

@@ -143,6 +143,16 @@ plain("writes_its_result", lambda x: writes_on(x, 0))
 add("out-of-bounds", "writes_past_its_result", "writes_its_result", name="out-of-bounds: result")
 
 
+def grown(x: Tensor) -> Tensor:
+    """A result that is made small and resized, as functions with ``out`` do."""
+    made = torch.empty(())
+    return made.resize_(x.shape).copy_(x)
+
+
+plain("grows_its_result", grown)
+add("out-of-bounds", "writes_past_its_result", "grows_its_result", name="out-of-bounds: a result that grows")
+
+
 def take_rows(x: Tensor, index: Tensor, checked: bool = False) -> Tensor:
     """Rows by number, as a kernel takes them that does not look whether they are there."""
     x = x.contiguous().float()
