@@ -35,6 +35,8 @@ def trespass(bench: Bench, case: Case) -> str:
                 return f"writes {abs(where)} bytes {side} {zone.label}, outside its elements"
         if result.allocations is not None and (words := result.allocations.trespass()):
             return words
+        if result.allocations is not None and result.allocations.replaced:
+            return ""  # what it returns under guards is no result
     first, second = results
     if not (first.ok and second.ok):
         return ""

@@ -45,6 +45,11 @@ class Allocation:
     address: int
     tensor: TensorWeakRef
 
+    @property
+    def replaced(self) -> bool:
+        """The op has put memory of its own behind the storage, which a tensor within our guards then points past."""
+        return self.flat.untyped_storage().nbytes() == self.flat.numel() and self.flat.data_ptr() != self.address
+
     def touched(self) -> int | None:
         """Distance in bytes from the start of the tensor to the first byte of a zone that was written, else None."""
         if self.flat.untyped_storage().nbytes() < self.flat.numel():
@@ -71,6 +76,10 @@ class Allocations:
     """Everything that was allocated while the guards were in force."""
 
     made: list[Allocation] = field(default_factory=list)
+
+    @property
+    def replaced(self) -> bool:
+        return any(allocation.replaced for allocation in self.made)
 
     def trespass(self) -> str:
         """What was written outside a buffer, in words; ``""`` where nothing was."""
