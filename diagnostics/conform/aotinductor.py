@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from opgraft.diagnostics import _compat
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
 from opgraft.diagnostics.conform.lab.tree import tensors
 from opgraft.diagnostics.conform.not_exportable import holder, inputs
@@ -73,10 +72,12 @@ def _packaged(program: Any, args: tuple[Any, ...]) -> Any:
     from torch._inductor import config
     from torch._inductor.utils import fresh_cache
 
-    _compat.know_vector_units()
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(fresh_cache())
+        if hasattr(config.cpp, "vec_isa_ok"):
+            # There is nothing but the op in the model: no loop that vector units would help.
+            stack.enter_context(config.patch({"cpp.vec_isa_ok": False}))
         if hasattr(config, "cpp_cache_precompile_headers"):
             stack.enter_context(config.patch(cpp_cache_precompile_headers=False))
         path = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/model.pt2")

@@ -266,7 +266,7 @@ def main(request: dict[str, Any], answers: Path, begun: Path) -> int:
         print(trouble)
         return 2
     entries = [{**entry, "name": name} for entry in request["ops"] for name in names.expanded(entry["name"], before)]
-    if any(not entry["recorded"] for entry in entries):
+    if any(not entry["recorded"] and _compat.is_registered(entry["name"]) for entry in entries):
         _compat.load_compiler()
     with answers.open("w") as lines, begun.open("w") as places:
         for place, entry in enumerate(entries):
