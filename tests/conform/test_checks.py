@@ -43,7 +43,7 @@ def examined(pair: Pair, name: str) -> tuple[tuple[Finding, ...], tuple[CheckRes
             pair.setup()
         given = pair.cases.get(name.partition("::")[2])
         cases = (Case(given, origin="sample"),) if given is not None else ()
-        plan = Plan(facts=facts_of(resolve(name)), cases=cases, seconds=90.0, thorough=pair.thorough)
+        plan = Plan(facts=facts_of(resolve(name)), cases=cases, seconds=240.0, thorough=pair.thorough)
         _known[key] = examine(plan, [Check(pair.check.replace("-", "_"))])
     return _known[key]
 
