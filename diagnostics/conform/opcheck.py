@@ -19,7 +19,7 @@ import torch
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.memory import fresh_call
-from opgraft.diagnostics.conform.lab.tree import tensors
+from opgraft.diagnostics.conform.lab.tree import leaves, tensors
 from opgraft.diagnostics.conform.missing_fake import lacks_fake
 
 KIND = "fake-mismatch"
@@ -37,8 +37,11 @@ BLIND = ("Cannot inspect value of type", "is not implemented for __torch__")
 
 
 def comparable(bench: Bench, case: Case) -> bool:
-    """Can opcheck sum and compare such results? For torch's 8-bit floats it cannot, and blames the op."""
-    for out in tensors(bench.real(case).outputs):
+    """Can opcheck sum and compare such results? Torch's 8-bit floats and objects it cannot, and blames the op."""
+    outputs = bench.real(case).outputs
+    if any(isinstance(leaf, torch.ScriptObject) for leaf in leaves(outputs)):
+        return False
+    for out in tensors(outputs):
         try:
             torch.testing.assert_close(out, out, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True)
             out.sum()
