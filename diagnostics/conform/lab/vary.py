@@ -176,7 +176,9 @@ def resized(case: Case, old: int, new: int, numbers: bool = True) -> Case | None
     whole = (torch.int64, torch.int32, torch.int16)
     left = any(t.numel() and (old not in t.shape or t.dtype in whole) for t in case.tensors)
     listed = any(_whole_numbers(value) for value in (*args, *kwargs.values()))
-    return replace(varied, loose=True) if new < old and (left or listed) else varied
+    # More lengths, or offsets, come to more than there was.
+    longer = new > old and any(old in t.shape and t.dtype in whole for t in case.tensors)
+    return replace(varied, loose=True) if longer or (new < old and (left or listed)) else varied
 
 
 def _whole_numbers(value: Any) -> bool:
