@@ -18,10 +18,10 @@ from opgraft.compile.change import Change, make_all
 from opgraft.compile.metadata import facts, value_of
 from opgraft.compile.mutation import writes
 from opgraft.compile.neighbourhood import border, inner_graph, inner_graphs, spelled_nodes
-from opgraft.compile.scope import Scope, is_mark
+from opgraft.compile.scope import Scope, is_mark, is_named
 from opgraft.compile.site import Site, TensorFacts
 
-MOST_NODES = 96  # beside the site's own
+MOST_NODES = 96  # beside the site's own, a level of vmap for one
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,27 @@ def around(site: Site, changes: Sequence[Change], scopes: dict[torch.fx.Node, Sc
     scope = scopes[site.root]
     everything = list(site.root.graph.nodes)
     order = {node: i for i, node in enumerate(everything)}
+    levels = _levels(everything)
     places = [order[node] for node in (*site.nodes, *site.way_in)]
-    low, high = min(places), max(places) + 1
-    if not all(_can_run(node, scopes, scope) for node in everything[low:high]):
+    low = min(levels.get(i, (i, i))[0] for i in places)
+    high = max(levels.get(i, (i, i))[1] for i in places) + 1
+
+    def can_run(first: int, end: int) -> bool:
+        return all(_can_run(node, scopes, scope) for node in everything[first:end])
+
+    if not can_run(low, high):
         return None
     open_below, open_above = True, True
-    most = high - low + MOST_NODES
-    while (open_below or open_above) and high - low < most:
-        open_below = open_below and low > 0 and _can_run(everything[low - 1], scopes, scope)
-        low -= open_below
-        open_above = open_above and high < len(everything) and _can_run(everything[high], scopes, scope)
-        high += open_above
+    left = MOST_NODES
+    while (open_below or open_above) and left > 0:
+        if open_below := open_below and low > 0:
+            first = levels.get(low - 1, (low - 1, 0))[0]
+            if open_below := can_run(first, low):
+                low, left = first, left - 1
+        if open_above := open_above and high < len(everything):
+            end = levels.get(high, (0, high))[1] + 1
+            if open_above := can_run(high, end):
+                high, left = end, left - 1
     nodes = tuple(node for node in everything[low:high] if _does_something(node))
     inside = set(nodes)
     if not inside - set(site.nodes):
@@ -103,10 +113,28 @@ def around(site: Site, changes: Sequence[Change], scopes: dict[torch.fx.Node, Sc
     return Stretch(within, nodes, found.inputs, found.sizes, found.outputs, scope)
 
 
+def _levels(nodes: Sequence[torch.fx.Node]) -> dict[int, tuple[int, int]]:
+    """For the places of nodes within a level of vmap the first and the last place of it: a level is run as a whole."""
+    found: dict[int, tuple[int, int]] = {}
+    opened: list[int] = []
+    for i, node in enumerate(nodes):
+        if is_named(node, "_vmap_increment_nesting"):
+            opened.append(i)
+        elif is_named(node, "_vmap_decrement_nesting") and opened:
+            first = opened.pop()
+            if not opened:
+                found.update(dict.fromkeys(range(first, i + 1), (first, i)))
+    return found
+
+
+def _opens_or_closes_a_level(node: torch.fx.Node) -> bool:
+    return is_named(node, "_vmap_increment_nesting") or is_named(node, "_vmap_decrement_nesting")
+
+
 def _can_run(node: torch.fx.Node, scopes: dict[torch.fx.Node, Scope], scope: Scope) -> bool:
     if scopes[node] != scope or (node.op not in ("call_function", "call_method") and inner_graph(node) is None):
         return False
-    if node.op == "get_attr":
+    if node.op == "get_attr" or _opens_or_closes_a_level(node):
         return True
     if not _does_something(node):
         return True

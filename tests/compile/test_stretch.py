@@ -223,3 +223,23 @@ def test_regions_without_effect_do_not_end_it() -> None:
         within = pieces(function, torch.randn(8, 8))
     assert within is not None
     assert "sin" not in [str(n.target) for n in within.nodes]
+
+
+def test_levels_of_vmap_are_run_whole() -> None:
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    def function(x: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+        y = F.gelu(x * 2, approximate="tanh")
+        states = associative_scan(lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (decay, y), 0, combine_mode="generic")
+        return states[1].cos()
+
+    x, decay = torch.randn(16, 4), torch.rand(16, 4)
+    graph = captured(function, x, decay).graph
+    level = [n for n in graph.nodes if "vmap" in n.name]
+    site = next(s for s in find_sites(graph) if s.idiom == "tanh-gelu")
+    found = stretch.around(site, [Change(site)], scopes(graph))
+    assert found is not None
+    assert level
+    assert str(found.nodes[-1].target) == "cos"
+    inputs = [{"x": x, "decay": decay}[next(k for k in ("decay", "x") if k in n.name)] for n, _ in found.inputs]
+    torch.testing.assert_close(found.graph(chosen=True)(*inputs)[0], function(x, decay))
