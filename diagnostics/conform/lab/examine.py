@@ -203,6 +203,7 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
     stop = time.monotonic() + plan.seconds
     op = plan.facts.name
     reason = TIME_UP
+    slow: set[str] = set()
     # Kernels are loaded at their first launch.
     patience = plan.patience * (3.0 if plan.device.type == "cuda" else 1.0)
 
@@ -251,6 +252,11 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
         )
         if ending.how == "done":
             break
+        if ending.how == "silent" and notes.returned and notes.check not in slow:
+            # Slow itself, or stuck on a heap that the call has broken: once more, without what was varied.
+            slow.add(notes.check)
+            avoid = avoid | ({notes.key} if notes.change else set())
+            continue
         if (
             ending.how in ("timeout", "broke")
             or not notes.key
