@@ -40,6 +40,10 @@ def ints(*values: int) -> Callable[[torch.device], torch.Tensor]:
     return lambda device: torch.tensor(values, device=device)
 
 
+def narrow(*values: int) -> Callable[[torch.device], torch.Tensor]:
+    return lambda device: torch.tensor(values, device=device, dtype=torch.int32)
+
+
 for _module in ("torchvision", "fbgemm_gpu", "torch_scatter"):
     with contextlib.suppress(ImportError, OSError, RuntimeError):
         importlib.import_module(_module)
@@ -59,7 +63,7 @@ for _name in ("asynchronous_complete_cumsum", "asynchronous_exclusive_cumsum", "
     record(f"fbgemm::{_name}", (ints(3, 0, 2, 5),))
 record("fbgemm::jagged_to_padded_dense", (randn(10, 4), lambda d: [ints(0, 3, 3, 5, 10)(d)], [5], 0.0))
 record("fbgemm::dense_to_jagged", (randn(4, 5, 4), lambda d: [ints(0, 3, 3, 5, 10)(d)], None))
-record("fbgemm::permute_1D_sparse_data", (ints(2, 0, 1), ints(1, 2, 3), ints(4, 5, 6, 7, 8, 9), None, None))
+record("fbgemm::permute_1D_sparse_data", (narrow(2, 0, 1), ints(1, 2, 3), ints(4, 5, 6, 7, 8, 9), None, None))
 record("fbgemm::segment_sum_csr", (1, ints(0, 2, 5), randn(5)))
 record("fbgemm::FloatToFused8BitRowwiseQuantized", (randn(4, 8),))
 record("fbgemm::FloatToFP8RowwiseQuantized", (randn(4, 8), True))

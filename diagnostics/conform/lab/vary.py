@@ -148,7 +148,8 @@ def elements_with(case: Case, old: int, new: int) -> int:
 
 def resized(case: Case, old: int, new: int, numbers: bool = True) -> Case | None:
     """The call with every extent ``old`` made ``new``, in the tensors and in integer arguments of that value."""
-    if old == new or old == 0:
+    opaque = any(tensor.layout != torch.strided and old in tensor.shape for tensor in case.tensors)
+    if old == new or old == 0 or opaque:
         return None
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
