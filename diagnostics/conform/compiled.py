@@ -13,6 +13,7 @@ the op; one that only Inductor shows lies in its code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,8 @@ from opgraft.diagnostics.conform.missing_fake import lacks_fake
 KIND = "compiler-bug"
 # Up to so many times the bound for rounding, a difference is put down to fusion that rounds elsewhere.
 ROUNDING = 20
+# A line of a compile error that begins with the type of one.
+NAMED = re.compile(r"\w*(Error|Exception): ")
 # torch's refusal of an op whose schema says that a result is an argument.
 ALIAS = "output has alias annotations"
 
@@ -65,11 +68,9 @@ def _fault(bench: Bench, case: Case, backend: str, words: str, kind: str, what: 
 
 
 def _cause(error: BaseException) -> str:
-    """The line of a compile error that tells why: that of the backend says only which backend it was."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("backend="):
-        return f"{type(error).__name__}: {lines[1][:200]}"
-    return sentence(error)
+    """The line of a compile error that tells why: the first ones say which backend, and which call, it was."""
+    named = [line.strip() for line in str(error).splitlines() if NAMED.match(line.strip())]
+    return f"{type(error).__name__}: {named[-1][:200]}" if named else sentence(error)
 
 
 TAIL = """\

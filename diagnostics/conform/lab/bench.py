@@ -20,7 +20,7 @@ from opgraft.diagnostics.conform.lab.case import Case, describe, snippet
 from opgraft.diagnostics.conform.lab.facts import OpFacts
 from opgraft.diagnostics.conform.lab.fakes import FakeResult, fake_call, unfakeable
 from opgraft.diagnostics.conform.lab.memory import Zone, fresh_call, guarded_call
-from opgraft.diagnostics.conform.lab.tree import leaves, tensors
+from opgraft.diagnostics.conform.lab.tree import is_plain, leaves, tensors
 from opgraft.diagnostics.conform.lab.witness import PLAIN
 from opgraft.diagnostics.model import Severity
 
@@ -266,6 +266,8 @@ def cut(case: Case, old: int, new: int) -> Case | None:
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         value = tensor.detach()
+        if not is_plain(value) and old not in value.shape:
+            return tensor
         dense = value.is_contiguous() and value.storage_offset() == 0
         for dim, size in enumerate(tensor.shape):
             if size == old:
@@ -274,6 +276,8 @@ def cut(case: Case, old: int, new: int) -> Case | None:
             value = value.contiguous()
         return value.requires_grad_(tensor.requires_grad) if tensor.requires_grad else value
 
+    if any(tensor.layout != torch.strided and old in tensor.shape for tensor in case.tensors):
+        return None
     args, kwargs = map_tensors(one, (case.args, case.kwargs))
     args = tuple(new if type(value) is int and value == old and old > 1 else value for value in args)
     if tensors((args, kwargs)) == []:
