@@ -131,8 +131,10 @@ add("unstable-result", "count_up", "count_all", name="unstable-result: integers"
 
 
 def writes_on(x: Tensor, extra: int) -> Tensor:
+    """One number too many, and only where malloc leaves room for it (8 bytes behind a multiple of 16), so that the
+    process lives."""
     made = torch.empty(x.shape, dtype=torch.float32)
-    count = x.numel() + extra
+    count = x.numel() + (extra if made.nbytes % 16 == 0 else 0)
     if x.numel():
         ctypes.memset(made.data_ptr(), 0, 4 * count)
     return made
