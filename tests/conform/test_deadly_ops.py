@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -53,6 +54,22 @@ def test_silence_after_a_call_is_not_blamed_on_it(monkeypatch: pytest.MonkeyPatc
     findings, (result,) = examine(Plan(facts=facts_of(resolve("faulty::good_double")), seconds=60.0), [Slow()])
     assert not findings
     assert (result.outcome, result.detail) == ("not-run", examining.SLOW)
+
+
+class Dying:
+    """A check in which the process dies before a call of its own."""
+
+    name = kind = "dying"
+
+    def run(self, bench: Bench) -> Iterator[Fault]:
+        os.abort()
+        yield Fault("never")
+
+
+def test_a_death_after_a_call_is_blamed_on_it() -> None:
+    findings, (result,) = examine(Plan(facts=facts_of(resolve("faulty::good_double")), seconds=60.0), [Dying()])
+    assert "SIGABRT" in findings[0].message
+    assert result.outcome == "fail"
 
 
 def test_what_was_found_before_a_crash_is_kept() -> None:

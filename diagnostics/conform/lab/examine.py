@@ -178,7 +178,7 @@ class _Notes:
     """What the forks have said so far.
 
     ``died`` are the checks that a call took down, with how; ``late`` the seconds until a device was ready; ``returned``
-    says that the call which was announced last has come back.
+    says that the call which was announced last has come back, and ``last`` is that call, also when a check begins.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -189,6 +189,7 @@ class _Notes:
     text: str = ""
     loose: bool = False
     returned: bool = False
+    last: tuple[str, str, str, bool] | None = None
     lost: str = ""
     began: float = 0.0
     late: float = 0.0
@@ -217,6 +218,7 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
         elif say == "call":
             notes.key, notes.change, notes.text = message["key"], message["change"], message["text"]
             notes.loose, notes.returned = message["loose"], False
+            notes.last = (notes.key, notes.change, notes.text, notes.loose)
         elif say == "back":
             notes.returned = True
         elif say == "lost":
@@ -252,6 +254,9 @@ def examine(plan: Plan, chosen: Iterable[Check] | None = None) -> tuple[tuple[Fi
         )
         if ending.how == "done":
             break
+        if ending.how == "signal" and not notes.key and notes.last is not None:
+            # A heap that a call has broken: the process dies at the next use, be it none of the op's.
+            notes.key, notes.change, notes.text, notes.loose = notes.last
         if ending.how == "silent" and notes.returned and notes.check not in slow:
             # Slow itself, or stuck on a heap that the call has broken: once more, without what was varied.
             slow.add(notes.check)
