@@ -34,6 +34,8 @@ LISTENERS: list[Callable[[list[SiteReport]], None]] = []
 # Where a kernel's loss is looked at again: the least that its speed may be of the compiler's in its surroundings.
 # A look takes seconds; on a CPU, where it takes the most, clear losses have not been seen to turn.
 _DOUBTED = {"cuda": 0.0, "cpu": 0.8}
+# How many times as long a stretch is that decides between two looks.
+_IN_DISPUTE = 4
 # Choices that are looked at again together: (idiom, choice).
 _GROUPS = ((True, KERNEL), (False, COMPILER), (False, KERNEL))
 
@@ -134,6 +136,11 @@ class Chooser:
                     continue
                 found = stretch.around(case.site, changes, scope_of)
                 verdict = self._stretch_verdict(case, decision, found)
+                if found is not None and verdict.choice != decision.choice and self._left > self.tune_seconds / 2:
+                    # Surroundings and stretch disagree: what the compiler fuses depends on where either was cut.
+                    more = stretch.around(case.site, changes, scope_of, most=_IN_DISPUTE * stretch.MOST_NODES)
+                    if more is not None and len(more.nodes) > len(found.nodes):
+                        found, verdict = more, self._stretch_verdict(case, decision, more)
                 inside = {c.site.root for c in found.changes} if found is not None else set()
                 judged = {other.key for other, _ in waiting if other is case or other.site.root in inside}
                 for key in judged:

@@ -76,8 +76,14 @@ def _tensors(value: Any) -> list[TensorFacts]:
     return [fact for v in values if (fact := facts(v)) is not None]
 
 
-def around(site: Site, changes: Sequence[Change], scopes: dict[torch.fx.Node, Scope]) -> Stretch | None:
-    """The stretch around a site with all changes that lie in it; None where it would hold nothing but the site."""
+def around(
+    site: Site, changes: Sequence[Change], scopes: dict[torch.fx.Node, Scope], most: int = MOST_NODES
+) -> Stretch | None:
+    """The stretch around a site with all changes that lie in it; None where it would hold nothing but the site.
+
+    Args:
+        most: its nodes beside the site's own.
+    """
     scope = scopes[site.root]
     everything = list(site.root.graph.nodes)
     order = {node: i for i, node in enumerate(everything)}
@@ -92,7 +98,7 @@ def around(site: Site, changes: Sequence[Change], scopes: dict[torch.fx.Node, Sc
     if not can_run(low, high):
         return None
     open_below, open_above = True, True
-    left = MOST_NODES
+    left = most
     while (open_below or open_above) and left > 0:
         if open_below := open_below and low > 0:
             first = levels.get(low - 1, (low - 1, 0))[0]

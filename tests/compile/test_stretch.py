@@ -243,3 +243,29 @@ def test_levels_of_vmap_are_run_whole() -> None:
     assert str(found.nodes[-1].target) == "cos"
     inputs = [{"x": x, "decay": decay}[next(k for k in ("decay", "x") if k in n.name)] for n, _ in found.inputs]
     torch.testing.assert_close(found.graph(chosen=True)(*inputs)[0], function(x, decay))
+
+
+def test_a_longer_stretch_decides_where_surroundings_and_stretch_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+
+    def confirm(found: stretch.Stretch, **options: Any) -> timing.Samples:
+        lengths.append(len(found.nodes))
+        after = 0.9 if len(found.nodes) > 12 else 1.1
+        return timing.Samples(((1.0, after, after, 1.0),) * 11)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = x.sin()
+        x = F.gelu(x * 2, approximate="tanh")
+        for _ in range(20):
+            x = x.cos()
+        return x
+
+    monkeypatch.setattr(stretch, "MOST_NODES", 10)
+    monkeypatch.setattr(stretch.around, "__defaults__", (10,))
+    monkeypatch.setattr(timing, "interleave", fake_times(2.0, 1.0))
+    monkeypatch.setattr(measure, "confirm", confirm)
+    (site,) = opgraft.sites(function, torch.randn(6, 16))
+    assert len(lengths) == 2
+    assert lengths[0] < 12 < lengths[1]
+    assert site.chosen
