@@ -37,7 +37,9 @@ struct CrossEntropyCall {
   const A* grad_loss = nullptr;         // backward: one number, or one a row
   const A* grad_lse = nullptr;          // backward: one a row
   bool grad_per_row = false;
-  bool skip_if_one = false;  // the gradient is there already, for an incoming gradient of one
+  bool skip_if_one = false;      // the gradient is there already, for an incoming gradient of one
+  bool mean = false;
+  bool measures_itself = false;  // few rows: no kernel before this one has found `scales`
   int64_t ignore_index = -100;
   A smoothing = 0;
   A z_loss = 0;
@@ -192,12 +194,45 @@ __device__ __forceinline__ A mean_weight(const CrossEntropyCall<T>& call) {
 __device__ __forceinline__ float log_of(float x) { return logf(x); }
 __device__ __forceinline__ double log_of(double x) { return log(x); }
 
-// A row's loss, divided by the mean's denominators. A target that is no class and not ignored gives NaN: nothing on the
+// The mean's denominators, from the targets.
+struct Counted {
+  double kept = 0;     // rows that are not ignored
+  double weights = 0;  // of their classes
+
+  template <typename T>
+  __device__ __forceinline__ void add(const CrossEntropyCall<T>& call, int64_t row) {
+    const int64_t target = call.target_of(row);
+    if (target == call.ignore_index) return;
+    kept += 1;
+    if (call.weight != nullptr && valid_target(call, target)) weights += call.weight[target];
+  }
+
+  template <typename A>
+  __device__ __forceinline__ void store(bool mean, bool weighted, A* scales) const {
+    scales[LOSS_SCALE] = static_cast<A>(mean ? 1 / (weighted ? weights : kept) : 1);
+    scales[Z_SCALE] = static_cast<A>(mean ? 1 / kept : 1);
+  }
+};
+
+// By one warp, for itself; without a mean class weight.
+template <typename T, typename A = DeviceAccumulate<T>>
+__device__ __forceinline__ const A* measure_few_targets(const CrossEntropyCall<T>& call, A* scales) {
+  const int lane = threadIdx.x % 32;
+  Counted own;
+  for (int64_t row = lane; call.mean && row < call.layout.rows; row += 32) own.add(call, row);
+  own.kept = warp_total(own.kept);
+  own.weights = warp_total(own.weights);
+  if (lane == 0) own.store(call.mean, call.weight != nullptr, scales);
+  __syncwarp();
+  return scales;
+}
+
+// A row's loss, divided by the mean's denominators; NaN where the mean is of no rows, as torch has it. A target that is no class and not ignored gives NaN: nothing on the
 // device may read beside the row, or wait for the host to complain.
 template <typename T, bool SMOOTH, typename A = DeviceAccumulate<T>>
 __device__ __forceinline__ A row_loss(const CrossEntropyCall<T>& call, int64_t target, const RowSum<A, SMOOTH>& row,
                                       A log_sum, A picked) {
-  if (target == call.ignore_index) return A(0);
+  if (target == call.ignore_index) return isinf(scale_of(call, Z_SCALE)) ? A(NAN) : A(0);
   if (!valid_target(call, target)) return A(NAN);
   const A weight = call.weight == nullptr ? A(1) : call.weight[target];
   A loss = (A(1) - call.smoothing) * weight * ((row.maximum - picked) + log_sum);

@@ -2,12 +2,19 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cuda/rms_norm_kernel.cuh"
+#include "cuda/rms_norm_stream.cuh"
 #include "cuda/row_inputs.cuh"
 #include "ops.h"
 #include "support/fp8_call.h"
 
 namespace opgraft::cuda {
 namespace {
+
+template <bool ADD, Result RESULT, typename D, typename W>
+void launch_fp8(const NormInputs<D, W>& in, RowMapping mapping, bool wide, int processors, cudaStream_t stream) {
+  if (wide && launch_stream<ADD, RESULT>(in, mapping, processors, stream)) return;
+  launch_norm<ADD, RESULT>(in, mapping, wide, stream);
+}
 
 void run(NormFp8Call& call) {
   const Tensor& x = call.rows.tensor;
@@ -27,10 +34,10 @@ void run(NormFp8Call& call) {
                                    {in.x.data, in.residual.data, in.summed, in.weight, in.fp8.codes});
     const RowMapping mapping = row_mapping(call.shape.length, sizeof(D));
     const bool add = call.residuals.has_value(), by_block = call.fp8.by_block;
-    if (add && by_block) launch_norm<true, Result::FP8_BLOCKS>(in, mapping, wide, context.stream());
-    if (add && !by_block) launch_norm<true, Result::FP8_ROWS>(in, mapping, wide, context.stream());
-    if (!add && by_block) launch_norm<false, Result::FP8_BLOCKS>(in, mapping, wide, context.stream());
-    if (!add && !by_block) launch_norm<false, Result::FP8_ROWS>(in, mapping, wide, context.stream());
+    if (add && by_block) launch_fp8<true, Result::FP8_BLOCKS>(in, mapping, wide, context.multiprocessors(), context.stream());
+    if (add && !by_block) launch_fp8<true, Result::FP8_ROWS>(in, mapping, wide, context.multiprocessors(), context.stream());
+    if (!add && by_block) launch_fp8<false, Result::FP8_BLOCKS>(in, mapping, wide, context.multiprocessors(), context.stream());
+    if (!add && !by_block) launch_fp8<false, Result::FP8_ROWS>(in, mapping, wide, context.multiprocessors(), context.stream());
     Launch::check();
   });
 }

@@ -17,6 +17,7 @@ from opgraft.ops.cross_entropy import (
     row_rule,
     samples,
     saved_gradients,
+    weight_wanted,
     with_gradient_op,
 )
 from opgraft.ops.cross_entropy_reference import NONE, reference
@@ -122,14 +123,29 @@ def _with_gradient_fake(
 
 def _setup_with_gradient_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     logits, target, weight, *ctx.options = inputs
-    ctx.save_for_backward(logits, target, weight, output[2])
+    ctx.save_for_backward(logits, target, weight, *output[2:])
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)
 
 
 def _with_gradient_backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    logits, target, weight, statistics = ctx.saved_tensors
+    logits, target, weight, statistics, gradient = ctx.saved_tensors
+    if _scales(ctx, logits, *grads):
+        return scaled(gradient, grads[0]), *(None,) * 7
     return saved_gradients(ctx, grads[0], grads[1], logits, target, weight, statistics, ctx.options)
+
+
+def _scales(
+    ctx: Any, logits: torch.Tensor, grad_loss: torch.Tensor | None, grad_lse: torch.Tensor | None, *others: Any
+) -> bool:
+    """Whether the incoming gradient is one number of the loss alone, and nobody wants a derivative of the result."""
+    alone = grad_loss is not None and grad_lse is None and grad_loss.dim() == 0 and ctx.options[-1] != NONE
+    return alone and logits.dtype != torch.float16 and not weight_wanted(ctx) and not torch.is_grad_enabled()
+
+
+def scaled(gradient: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """The gradient for another incoming one. What is zero stays so: ignored rows, where ``by`` is no number."""
+    return torch.where(gradient == 0, 0.0, gradient.to(by.dtype) * by).to(gradient.dtype)
 
 
 def _with_gradient_vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
