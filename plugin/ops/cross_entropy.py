@@ -131,6 +131,7 @@ def _scaling_serves(logits: torch.Tensor, reduction: int) -> bool:
     """
     return (
         torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
         and logits.device.type == "cpu"
         and logits.dtype != torch.float16
         and reduction != NONE
