@@ -1,6 +1,6 @@
-"""Gradients of a whole training step of transformers' Llama in bfloat16, with and without opgraft.patch, against float32.
+"""Gradients of a training step of transformers' Llama in bfloat16, with and without opgraft.patch, against float32.
 
-    python tests/patch/llama_gradients.py [--device cuda] [--hidden 1024] [--layers 4] [--vocabulary 32000] [--tokens 1024]
+    python tests/patch/llama_gradients.py [--device cuda] [--hidden 1024] [--layers 4] [--tokens 1024]
 
 Prints the distance of every kind of parameter's gradient from float32's, relative to its size, and fails where the
 patched step's is over 1.25 times that of transformers' own: what bfloat16 itself costs is the measure.
