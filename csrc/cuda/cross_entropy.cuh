@@ -37,7 +37,7 @@ struct CrossEntropyCall {
   const A* grad_loss = nullptr;         // backward: one number, or one a row
   const A* grad_lse = nullptr;          // backward: one a row
   bool grad_per_row = false;
-  bool skip_if_one = false;      // the gradient is there already, for an incoming gradient of one
+  bool skip_if_one = false;  // the gradient is there already, for an incoming gradient of one
   bool mean = false;
   bool measures_itself = false;  // few rows: no kernel before this one has found `scales`
   int64_t ignore_index = -100;
@@ -71,6 +71,13 @@ __device__ __forceinline__ double exp_of(double x) { return exp(x); }
 // e^(x - log_sum), the second argument made by `log_in_base`: one multiply-add before the exponential.
 __device__ __forceinline__ float log_in_base(float log_sum) { return log_sum * LOG2_E; }
 __device__ __forceinline__ double log_in_base(double log_sum) { return log_sum; }
+// What that argument's rounding has left of e^-log_sum, a factor: log2(e) to twice the digits.
+__device__ __forceinline__ float left_by_base(float log_sum) {
+  constexpr float LOG2_E_REST = 1.92596303e-8f;
+  const float rest = fmaf(log_sum, LOG2_E, -log_in_base(log_sum));
+  return fast_exp2(-fmaf(log_sum, LOG2_E_REST, rest));
+}
+__device__ __forceinline__ double left_by_base(double) { return 1.0; }
 __device__ __forceinline__ float probability(float x, float log_sum) { return fast_exp2(fmaf(x, LOG2_E, -log_sum)); }
 __device__ __forceinline__ double probability(double x, double log_sum) { return exp(x - log_sum); }
 
@@ -227,8 +234,8 @@ __device__ __forceinline__ const A* measure_few_targets(const CrossEntropyCall<T
   return scales;
 }
 
-// A row's loss, divided by the mean's denominators; NaN where the mean is of no rows, as torch has it. A target that is no class and not ignored gives NaN: nothing on the
-// device may read beside the row, or wait for the host to complain.
+// A row's loss, divided by the mean's denominators; NaN where the mean is of no rows, as torch has it. A target that is
+// no class and not ignored gives NaN: nothing on the device may read beside the row, or wait for the host to complain.
 template <typename T, bool SMOOTH, typename A = DeviceAccumulate<T>>
 __device__ __forceinline__ A row_loss(const CrossEntropyCall<T>& call, int64_t target, const RowSum<A, SMOOTH>& row,
                                       A log_sum, A picked) {

@@ -11,6 +11,8 @@
 // end is found in L2.
 #pragma once
 
+#include <cstring>
+
 #include "cuda/cross_entropy_gradient.cuh"
 #include "cuda/cross_entropy_ring_state.cuh"
 
@@ -18,6 +20,19 @@ namespace opgraft::cuda {
 namespace {
 
 #ifdef OPGRAFT_HOPPER
+
+template <typename T>
+__device__ __forceinline__ T from_lane(T value, int lane) {
+  if constexpr (sizeof(T) == 2) {
+    unsigned short bits;
+    memcpy(&bits, &value, sizeof(bits));
+    bits = static_cast<unsigned short>(__shfl_sync(FULL_WARP, static_cast<unsigned>(bits), lane));
+    memcpy(&value, &bits, sizeof(bits));
+    return value;
+  } else {
+    return __shfl_sync(FULL_WARP, value, lane);
+  }
+}
 
 // The producer warp. Vectors that are only partly the row's are put together by hand, -infinity beside it.
 template <typename T>
@@ -30,13 +45,17 @@ __device__ __forceinline__ void bring_chunk(const RowPlace<T>& place, int classe
     const bool partial_last = first + count == place.vectors && (classes + place.phase) % WIDTH != 0;
     if (partial_first || partial_last) {
       for (int edge = 0; edge < 2; ++edge) {
+        if (!(edge == 0 ? partial_first : partial_last)) continue;
         const int vector = edge == 0 ? 0 : count - 1;
-        if (lane < WIDTH && (edge == 0 ? partial_first : partial_last)) {
-          const int64_t element = static_cast<int64_t>(first + vector) * WIDTH + lane;
-          const int64_t column = element - place.phase;
-          const bool inside = column >= 0 && column < classes;
-          slot[vector].lane[lane] = inside ? place.boundary[element] : narrow<T>(-INFINITY);
-        }
+        const int64_t element = static_cast<int64_t>(first + vector) * WIDTH + lane;
+        const int64_t column = element - place.phase;
+        const bool inside = lane < WIDTH && column >= 0 && column < classes;
+        const T own = inside ? place.boundary[element] : narrow<T>(-INFINITY);
+        // Written by the lane that tells of it.
+        Vector<T, WIDTH> pack;
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) pack.lane[i] = from_lane(own, i);
+        if (lane == 0) slot[vector] = pack;
       }
       hopper::fence_shared_writes();
       skipped = partial_first;
@@ -139,7 +158,7 @@ __device__ __forceinline__ void bring_rows(const CrossEntropyCall<T>& call, cons
     if (row >= call.layout.rows) break;
     const RowPlace<T> place(call.logits + call.layout.begin(row), classes, shape, rank);
     const bool more = call.layout.rows > clusters;
-    if (more && lane == 0) hopper::arrive_expecting(&state.announced[number % ROWS_ANNOUNCED], sizeof(int64_t));
+    if (more && lane == 0) expect_row(state, shape.cluster, number);
     for (int turn = 0; turn < turns; ++turn) {
       const int chunk = turn < shape.chunks ? turn : 2 * shape.chunks - 1 - turn;
       hopper::wait(&state.empty[at.slot], at.parity ^ 1);
@@ -273,7 +292,7 @@ __global__ void __launch_bounds__(ring_threads(WARPS, GRADIENT), GRADIENT ? 2 : 
     hopper::barrier_init(&state.full[starts], 1);
     hopper::barrier_init(&state.empty[starts], WARPS);
   }
-  if (starts < SUM_SETS) hopper::barrier_init(&state.gathered[starts], 1);
+  if (starts < SUM_SETS) hopper::barrier_init(&state.gathered[starts], gathering_arrivals<WARPS>(shape.cluster));
   if (starts < ROWS_AHEAD) hopper::barrier_init(&state.read[starts], WRITERS);
   if (starts < ROWS_ANNOUNCED) hopper::barrier_init(&state.announced[starts], 1);
   hopper::fence_barrier_init();

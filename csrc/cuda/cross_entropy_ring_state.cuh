@@ -1,5 +1,5 @@
-// Cross entropy of long rows on Hopper and newer (cross_entropy_ring.cuh): how rows are cut, what a block keeps beside its
-// ring, and what the blocks of a cluster tell one another: the next row, and a row's sums.
+// Cross entropy of long rows on Hopper and newer (cross_entropy_ring.cuh): how rows are cut, what a block keeps beside
+// its ring, and what the blocks of a cluster tell one another: the next row, and a row's sums.
 #pragma once
 
 #include "cuda/cross_entropy.cuh"
@@ -101,8 +101,8 @@ struct RingPosition {
 };
 
 // The row that is a cluster's number `turn`; none is left where it is not below the number of rows. The first one needs
-// no announcement, nor does the end where no cluster has a second one: few rows, each with a cluster of its own, wait for
-// nothing.
+// no announcement, nor does the end where no cluster has a second one: few rows, each with a cluster of its own, wait
+// for nothing.
 template <typename T>
 __device__ __forceinline__ int64_t row_of_turn(const CrossEntropyCall<T>& call, RingState<DeviceAccumulate<T>>& state,
                                                int cluster, int turn) {
@@ -113,14 +113,30 @@ __device__ __forceinline__ int64_t row_of_turn(const CrossEntropyCall<T>& call, 
   return state.rows[place];
 }
 
+// Before a block's producer asks for its next row: its number will come from the cluster's first block.
+template <typename A>
+__device__ __forceinline__ void expect_row(RingState<A>& state, int cluster, int turn) {
+  if (cluster > 1) hopper::arrive_expecting(&state.announced[turn % ROWS_ANNOUNCED], sizeof(int64_t));
+}
+
 // By the producer warp of the cluster's first block.
 template <typename A>
 __device__ __forceinline__ void announce(RingState<A>& state, int64_t row, int cluster, int turn) {
   const int lane = threadIdx.x % 32;
   const int place = (turn - 1) % ROWS_ANNOUNCED;
-  if (lane < cluster) {
+  if (lane >= cluster) return;
+  if (cluster > 1) {
     hopper::send(hopper::address_in(&state.rows[place], lane), row, hopper::address_in(&state.announced[place], lane));
+  } else {
+    state.rows[place] = row;
+    hopper::arrive(&state.announced[place]);
   }
+}
+
+// Arrivals that complete a set of sums: a block alone keeps its own, where no other is written to.
+template <int WARPS>
+__device__ __forceinline__ int gathering_arrivals(int cluster) {
+  return cluster > 1 ? 1 : WARPS;
 }
 
 // A summing warp tells every block of the cluster its sums of the row that is number `turn`.
@@ -130,13 +146,25 @@ __device__ __forceinline__ void send_sums(RingState<A>& state, RowSum<A, GENERAL
   constexpr int NUMBERS = GENERAL ? 4 : 2;
   const int lane = threadIdx.x % 32;
   const int set = turn % SUM_SETS;
+  const int place = rank * WARPS + threadIdx.x / 32;
   own = warp_merge(own);
   hopper::wait(&state.read[turn % ROWS_AHEAD], (turn / ROWS_AHEAD + 1) % 2);
+  if (cluster == 1) {
+    if (lane == 0) {
+      state.parts[set][0][place] = own.maximum;
+      state.parts[set][1][place] = own.sum;
+      if constexpr (GENERAL) {
+        state.parts[set][2][place] = own.weighted;
+        state.parts[set][3][place] = own.weights;
+      }
+      hopper::arrive(&state.gathered[set]);
+    }
+    return;
+  }
   if (threadIdx.x == 0) {
     hopper::arrive_expecting(&state.gathered[set], static_cast<uint32_t>(cluster * WARPS * NUMBERS * sizeof(A)));
   }
   if (lane < cluster) {
-    const int place = rank * WARPS + threadIdx.x / 32;
     const uint32_t barrier = hopper::address_in(&state.gathered[set], lane);
     hopper::send(hopper::address_in(&state.parts[set][0][place], lane), own.maximum, barrier);
     hopper::send(hopper::address_in(&state.parts[set][1][place], lane), own.sum, barrier);

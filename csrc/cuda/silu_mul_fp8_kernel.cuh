@@ -6,8 +6,6 @@
 // where rows are many, the next one is copied to shared memory while this one is computed.
 #pragma once
 
-#include <cstdio>
-#include <cstdlib>
 #include <algorithm>
 
 #include "cuda/fp8.cuh"
@@ -19,6 +17,10 @@ namespace {
 constexpr int SILU_BLOCK = 128;
 constexpr int SILU_THREADS = 512;        // of a block that walks rows
 constexpr int SILU_VECTORS = 4;          // at most, a thread
+// Rows on their way beside the one that is computed. 128 KB a multiprocessor on their way are best: two blocks with one
+// row each where the warps of a row wait for each other, one block with two where none does.
+template <bool BLOCKS>
+constexpr int SILU_STAGES = BLOCKS ? 2 : 1;
 constexpr int PROCESSOR_THREADS = 2048;  // at a time
 
 template <typename T>
@@ -177,22 +179,17 @@ void launch_silu(const SiluInputs<T>& in, RowMapping mapping, bool wide, int pro
     // A row's threads in whole warps, and as many rows a block as it has room for.
     const int64_t threads = ((vectors + SILU_VECTORS - 1) / SILU_VECTORS + 31) / 32 * 32;
     if (wide && mapping.vectors > 1 && threads <= SILU_THREADS) {
-      const char* st=getenv("ST"); const char* bl=getenv("BL");
-      const int64_t room = bl ? atoi(bl) : 448;
-      const int64_t block = std::max<int64_t>(room / threads, 1) * threads;
-      if (in.rows >= 4 * static_cast<int64_t>(processors) * (block / threads)) {
-        const auto run=[&](auto stages){
-        const auto kernel = silu_stream<T, SILU_VECTORS, BLOCKS, stages()>;
-        const size_t bytes = 2 * SILU_VECTORS * static_cast<size_t>(block) * VECTOR_BYTES * stages();
-        STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-        int at_once=0;
-        STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, kernel, static_cast<int>(block), bytes));
-        if (getenv("SAY")) printf("silu threads %d block %d stages %d at once %d\n", int(threads), int(block), int(stages()), at_once);
-        launch_overlapping_shared(kernel, static_cast<unsigned>(at_once * processors), static_cast<int>(block), bytes, stream, in, static_cast<int>(threads));
-        };
-        if (st && atoi(st)==1) return run(std::integral_constant<int,1>{});
-        if (st && atoi(st)==3) return run(std::integral_constant<int,3>{});
-        return run(std::integral_constant<int,2>{});
+      const int64_t groups = SILU_THREADS / threads;
+      if (in.rows >= 4 * static_cast<int64_t>(processors) * groups) {
+        const auto kernel = silu_stream<T, SILU_VECTORS, BLOCKS, SILU_STAGES<BLOCKS>>;
+        const int block = static_cast<int>(groups * threads);
+        const int bytes = SILU_STAGES<BLOCKS> * 2 * SILU_VECTORS * block * VECTOR_BYTES;
+        STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        int at_once = 0;
+        STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, kernel, block, bytes));
+        launch_overlapping_shared(kernel, static_cast<unsigned>(std::max(at_once, 1) * processors), block, bytes, stream,
+                                  in, static_cast<int>(threads));
+        return;
       }
     }
   }
