@@ -138,7 +138,8 @@ __device__ __forceinline__ void encode_row(const Fp8Outputs& out, int64_t row, i
   }
 }
 
-// The codes of one row whose values wait in registers, vector k of a thread in values[k]; a multiple of 32 threads a row.
+// The codes of one row whose values wait in registers, vector k of a thread in values[k]; a multiple of 32 threads a
+// row.
 template <int WIDTH, int VECTORS, bool BLOCKS>
 __device__ __forceinline__ void encode_held_row(const Fp8Outputs& out, int64_t row, int64_t length, int end,
                                                 int threads, int group, int thread, float* slots,

@@ -2,7 +2,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cuda/rms_norm_shifted.cuh"
-#include "cuda/rms_norm_stream.cuh"
 #include "cuda/row_inputs.cuh"
 #include "ops.h"
 
@@ -10,13 +9,7 @@ namespace opgraft::cuda {
 namespace {
 
 template <bool ADD, typename T, typename W>
-void launch_plain(const NormInputs<T, W>& in, RowMapping mapping, bool wide, int processors, cudaStream_t stream) {
-  if (const char* vt = getenv("VT")) {
-    const int64_t all = (in.length * sizeof(T) + 15) / 16;
-    mapping.threads = static_cast<int>(power_of_two_from((all + atoi(vt) - 1) / atoi(vt)));
-    mapping.vectors = (all + mapping.threads - 1) / mapping.threads;
-  }
-  if (wide && launch_stream<ADD, Result::PLAIN>(in, mapping, processors, stream)) return;
+void launch_plain(const NormInputs<T, W>& in, RowMapping mapping, bool wide, cudaStream_t stream) {
   if (!wide && launch_shifted<ADD>(in, mapping, stream)) return;
   launch_norm<ADD, Result::PLAIN>(in, mapping, wide, stream);
 }
@@ -37,7 +30,7 @@ Tensor rms_norm(const Tensor& x, const OptionalTensor& weight, double eps, doubl
     in.x = device_rows<D>(rows);
     in.y = static_cast<D*>(y.mutable_data_ptr());
     const bool wide = wide_rows<D>(shape.length, {in.x.stride}, {in.x.data, in.y, in.weight});
-    launch_plain<false>(in, plain_mapping(shape.length, sizeof(D)), wide, context.multiprocessors(), context.stream());
+    launch_plain<false>(in, plain_mapping(shape.length, sizeof(D)), wide, context.stream());
     Launch::check();
   });
   return y;
@@ -62,7 +55,7 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
     in.summed = static_cast<D*>(summed.mutable_data_ptr());
     const bool wide = wide_rows<D>(shape.length, {in.x.stride, in.residual.stride},
                                    {in.x.data, in.residual.data, in.y, in.summed, in.weight});
-    launch_plain<true>(in, sum_mapping(shape.length, sizeof(D)), wide, context.multiprocessors(), context.stream());
+    launch_plain<true>(in, sum_mapping(shape.length, sizeof(D)), wide, context.stream());
     Launch::check();
   });
   return {y, summed};

@@ -26,6 +26,12 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
 }
 
+__device__ __forceinline__ void sync_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cooperative_groups::this_cluster().sync();
+#endif
+}
+
 // Every block of the cluster gets the sums of all, added in the order of the blocks. `slots` holds two values a block.
 __device__ __forceinline__ void reduce_cluster(float (&values)[2], int blocks, float* slots) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -109,6 +115,8 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) fetch(team + s * teams, s);
 
+  // Nobody writes into a block that has not begun.
+  if constexpr (CLUSTERED) sync_cluster();
   const float offset = in.weight ? in.offset : 0.0f;
   const auto load_factors = [&](int k, float (&factors)[WIDTH]) {
     unpack(weights[k], factors);

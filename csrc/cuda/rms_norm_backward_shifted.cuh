@@ -30,10 +30,11 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
   };
   const auto fetch = [&](int64_t row, int stage) {
     if (row < in.rows) {
-      bring_row(ShiftedRow(in.x.row(row), bytes), place(stage, 0), thread, threads);
-      bring_row(ShiftedRow(in.grad.row(row), bytes), place(stage, 1), thread, threads);
+      bring_row(ShiftedRow(in.x.row(row), bytes), place(stage, 0), thread, threads, in.x.end(in.rows, in.length));
+      bring_row(ShiftedRow(in.grad.row(row), bytes), place(stage, 1), thread, threads, in.grad.end(in.rows, in.length));
       if constexpr (TENSORS == 3) {
-        bring_row(ShiftedRow(in.grad_summed.row(row), bytes), place(stage, 2), thread, threads);
+        bring_row(ShiftedRow(in.grad_summed.row(row), bytes), place(stage, 2), thread, threads,
+                  in.grad_summed.end(in.rows, in.length));
       }
     }
     commit_copies();

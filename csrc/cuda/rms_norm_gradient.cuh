@@ -47,8 +47,8 @@ struct RowPull {
   float scale;
   float pull;
 
-  // Not the fast root, though results are of 16 bits: ptxas then unpacks the rows before the sums are there, and spills.
-  // A row that is not there has no share, also where eps is zero.
+  // Not the fast root, though results are of 16 bits: ptxas then unpacks the rows before the sums are there, and
+  // spills. A row that is not there has no share, also where eps is zero.
   template <typename T, typename W>
   __device__ __forceinline__ RowPull(const NormGradients<T, W>& in, const float (&sums)[2], bool live) {
     scale = live ? inverse_root<float>(sums[0], in.length, in.eps) : 0.0f;

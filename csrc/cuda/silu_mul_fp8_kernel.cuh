@@ -15,8 +15,8 @@ namespace opgraft::cuda {
 namespace {
 
 constexpr int SILU_BLOCK = 128;
-constexpr int SILU_THREADS = 512;        // of a block that walks rows
-constexpr int SILU_VECTORS = 4;          // at most, a thread
+constexpr int SILU_THREADS = 512;  // of a block that walks rows
+constexpr int SILU_VECTORS = 4;    // at most, a thread
 // Rows on their way beside the one that is computed. 128 KB a multiprocessor on their way are best: two blocks with one
 // row each where the warps of a row wait for each other, one block with two where none does.
 template <bool BLOCKS>
@@ -77,9 +77,9 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) silu_registers(SiluInputs<T> 
                                      });
 }
 
-// Many rows: a persistent grid, so that the next STAGES rows are on their way while this one is computed. A thread copies
-// its own vectors into its own slots of shared memory, takes them into registers and has later ones copied at once. Here
-// nothing is added up over a row, so its threads are as many as it has work for, not a power of two.
+// Many rows: a persistent grid, so that the next STAGES rows are on their way while this one is computed. A thread
+// copies its own vectors into its own slots of shared memory, takes them into registers and has later ones copied at
+// once. Here nothing is added up over a row, so its threads are as many as it has work for, not a power of two.
 template <typename T, int VECTORS, bool BLOCKS, int STAGES>
 __global__ void __launch_bounds__(SILU_THREADS, 2) silu_stream(SiluInputs<T> in, int threads) {
   constexpr int WIDTH = VECTOR_WIDTH<T>;
@@ -187,8 +187,8 @@ void launch_silu(const SiluInputs<T>& in, RowMapping mapping, bool wide, int pro
         STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         int at_once = 0;
         STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, kernel, block, bytes));
-        launch_overlapping_shared(kernel, static_cast<unsigned>(std::max(at_once, 1) * processors), block, bytes, stream,
-                                  in, static_cast<int>(threads));
+        launch_overlapping_shared(kernel, static_cast<unsigned>(std::max(at_once, 1) * processors), block, bytes,
+                                  stream, in, static_cast<int>(threads));
         return;
       }
     }
