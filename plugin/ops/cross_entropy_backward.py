@@ -130,17 +130,16 @@ def _setup_with_gradient_context(ctx: Any, inputs: tuple[Any, ...], output: Any)
 
 def _with_gradient_backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     logits, target, weight, statistics, gradient = ctx.saved_tensors
-    if _scales(ctx, logits, *grads):
-        return scaled(gradient, grads[0]), *(None,) * 7
-    return saved_gradients(ctx, grads[0], grads[1], logits, target, weight, statistics, ctx.options)
+    grad_loss, grad_lse, *_ = grads
+    if grad_loss is not None and grad_lse is None and _scales(ctx, logits.dtype, grad_loss):
+        return scaled(gradient, grad_loss), *(None,) * 7
+    return saved_gradients(ctx, grad_loss, grad_lse, logits, target, weight, statistics, ctx.options)
 
 
-def _scales(
-    ctx: Any, logits: torch.Tensor, grad_loss: torch.Tensor | None, grad_lse: torch.Tensor | None, *others: Any
-) -> bool:
-    """Whether the incoming gradient is one number of the loss alone, and nobody wants a derivative of the result."""
-    alone = grad_loss is not None and grad_lse is None and grad_loss.dim() == 0 and ctx.options[-1] != NONE
-    return alone and logits.dtype != torch.float16 and not weight_wanted(ctx) and not torch.is_grad_enabled()
+def _scales(ctx: Any, dtype: torch.dtype, grad_loss: torch.Tensor) -> bool:
+    """Whether the incoming gradient is one number for all rows, and nobody wants a derivative of the result."""
+    one = grad_loss.dim() == 0 and int(ctx.options[-1]) != NONE
+    return one and dtype != torch.float16 and not weight_wanted(ctx) and not torch.is_grad_enabled()
 
 
 def scaled(gradient: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
