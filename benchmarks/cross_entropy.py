@@ -20,7 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from goals import SHARES, verdict
 from row_ops import in_turns
+from row_ops import seconds as graph_seconds
 from torch.nn import functional as F
 
 import opgraft
@@ -29,6 +31,9 @@ from opgraft.ops.cross_entropy_reference import MEAN, reference
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 GPU_SHAPES = ((8192, 128256), (16384, 32000), (8192, 151936), (16384, 50257), (64, 128256))
+GOAL_SHAPES = GPU_SHAPES[:3]
+FEW_ROWS = ((1, 32000), (1, 128256), (8, 128256), (16, 151936), (64, 32000), (64, 128256))
+COLD_BYTES = 2e8  # of the inputs of all sets together, several times an L2
 CPU_SHAPES = ((2048, 32000),)
 ARMS_IN_TURN = (
     "torch, compiled",
@@ -180,11 +185,37 @@ def run(device: torch.device, dtype: torch.dtype, with_compile: bool = True) -> 
         if with_compile and device.type == "cpu":
             run_in_turns(logits, target, line, copied)
             continue
-        if with_compile:
-            report("torch.compile, best", compiled_best(logits, target), (size, 2 * size), copied, line)
-        for name, loss in arms.items():
-            report(name, time_arm(loss, logits, target), (size, 2 * size), copied, line)
+        took = {"torch.compile, best": compiled_best(logits, target)} if with_compile else {}
+        took |= {name: time_arm(loss, logits, target) for name, loss in arms.items()}
+        for name, each in took.items():
+            report(name, each, (size, 2 * size), copied, line)
+        if device.type == "cuda":
+            own = took.pop("opgraft")
+            for index, kind in enumerate(("forward", "with gradient")):
+                share = (1 + index) * size / own[index] / copied
+                goal = SHARES["cross_entropy", kind] if (rows, classes) in GOAL_SHAPES else None
+                print(f"{line:16} {kind}: {verdict(own[index], share, goal, [t[index] for t in took.values()])}")
         del logits, target
+    if device.type == "cuda":
+        few_rows(device, dtype, with_compile)
+
+
+def few_rows(device: torch.device, dtype: torch.dtype, with_compile: bool) -> None:
+    """Forward without a gradient, as in decoding or evaluation: graphs of calls over rotated inputs."""
+    for rows, classes in FEW_ROWS:
+        size = rows * classes * dtype.itemsize
+        sets = [
+            (torch.randn(rows, classes, device=device).to(dtype), torch.randint(0, classes, (rows,), device=device))
+            for _ in range(max(8, min(40, int(COLD_BYTES / size))))
+        ]
+        with torch.no_grad():
+            took = graph_seconds(_op, sets, device)
+            line, theirs = f"{rows}x{classes:<12} in a graph, forward {took * 1e6:8.2f} us", []
+            if with_compile:
+                torch._dynamo.reset()
+                theirs = [graph_seconds(torch.compile(_torch, dynamic=False), sets, device)]
+                line += f"   compiled {theirs[0] * 1e6:8.2f} us"
+        print(f"{line}   {verdict(took, None, None, theirs)}", flush=True)
 
 
 def linear(device: torch.device, dtype: torch.dtype) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from goals import SHARES, verdict
 
 from opgraft.registry import find
 
@@ -39,6 +40,7 @@ class Case:
     reference: Arm
     bytes: int
     liger: Arm | None = None
+    goal: float | None = None  # share of the copy
 
 
 def _with_gradient(function: Arm, inputs: int) -> Arm:
@@ -88,7 +90,9 @@ def cases(names: list[str], device: torch.device, dtype: torch.dtype) -> Iterato
                 step = (_with_gradient(spec.public, rows + 1), _with_gradient(spec.reference, rows + 1))
                 yield Case(f"{name} {shape}, forward", forward, spec.public, spec.reference, 2 * rows * size, liger)
                 theirs = _with_gradient(liger, rows + 1) if liger else None
-                yield Case(f"{name} {shape}, with gradient", both, *step, (5 if rows == 1 else 8) * size, theirs)
+                moved = (5 if rows == 1 else 8) * size
+                goal = SHARES[name, "with gradient"] if gpu else None
+                yield Case(f"{name} {shape}, with gradient", both, *step, moved, theirs, goal)
         shapes = [GPU_FP8[name]] if name in GPU_FP8 and gpu else [(2048, 4096)] if name in GPU_FP8 else []
         width = GPU_FP8[name][1] if name in GPU_FP8 else 4096
         shapes += [(count, width) for count in DECODE_ROWS] if gpu else []
@@ -105,13 +109,15 @@ def _forward_case(name: str, spec: Any, shape: tuple[int, int], block: int | Non
         return (*(tensor(*shape) for _ in range(tensors)), *((tensor(shape[1]),) if weighted else ()))
 
     options = () if block is None else (1e-6, 0.0, False, block) if weighted else (block,)
-    title = f"{name} {shape}" + ("" if block is None else ", a scale a row" if block == 0 else ", 1x128")
+    kind = "" if block is None else "a scale a row" if block == 0 else "1x128"
+    many = shape == GPU_FP8.get(name)
     return Case(
-        title,
+        f"{name} {shape}" + (f", {kind}" if kind else ""),
         make,
         lambda *a: spec.public(*a, *options),
         lambda *a: spec.reference(*a, *options),
         spec.cost(*make(), *options).bytes,
+        goal=SHARES.get((name, kind)) if many else None,
     )
 
 
@@ -184,15 +190,19 @@ def run(names: list[str], device: torch.device, dtype: torch.dtype, copied: floa
             took, theirs = in_turns([partial(arm, *sets[0]) for arm in (case.op, compiled)])
         else:
             took = seconds(case.op, sets, device)
-        line = f"{case.name:48} {took * 1e6:10.1f} us {100 * case.bytes / took / copied:6.1f} % of the copy"
+        share = case.bytes / took / copied
+        peers: list[float] = []
+        line = f"{case.name:48} {took * 1e6:10.1f} us {100 * share:6.1f} % of the copy"
         if compile:
             if device.type == "cuda":
                 theirs = compiled_seconds(case, sets, device)
+            peers.append(theirs)
             line += f"   compiled {theirs * 1e6:10.1f} us, {theirs / took:5.2f}x"
         if case.liger is not None:
             theirs = seconds(case.liger, sets, device, graph=False)
+            peers.append(theirs)
             line += f"   Liger {theirs * 1e6:10.1f} us, {theirs / took:5.2f}x"
-        print(line, flush=True)
+        print(f"{line}   {verdict(took, share, case.goal, peers)}", flush=True)
         del sets
         if device.type == "cuda":
             torch.cuda.empty_cache()

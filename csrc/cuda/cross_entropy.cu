@@ -19,6 +19,8 @@ constexpr int64_t THIRD_RING_BYTES = 65536;  // three blocks share it, for rows 
 constexpr int64_t THIRD_SLICE_BYTES = 32768;
 constexpr int64_t WHOLE_RING_BYTES = 212992;  // one block has it alone
 constexpr int64_t SLICE_BYTES = 81920;        // leaves room to run ahead
+// Each has a cluster of its own, which counts the targets itself: no kernel before it, and no count of rows.
+constexpr int64_t FEW_ROWS = 128;
 constexpr int64_t CHUNK_BYTES = int64_t(CHUNK_VECTORS) * VECTOR_BYTES;
 
 struct RingPlan {
@@ -80,16 +82,27 @@ void launch_ring(const Launch& context, const CrossEntropyCall<T>& call) {
   config.attrs = attributes;
   config.numAttrs = 1;
   config.gridDim = dim3(static_cast<unsigned>(plan.shape.cluster));
-  const int64_t clusters = std::min(call.layout.rows, clusters_at_once(kernel, config));
+  const int64_t clusters =
+      call.measures_itself ? call.layout.rows : std::min(call.layout.rows, clusters_at_once(kernel, config));
   config.gridDim = dim3(static_cast<unsigned>(clusters * plan.shape.cluster));
   // Only `measure_targets` may be still at work when logits are read: whatever else stands before is older.
   config.numAttrs = 2;
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, call, plan.shape));
 }
 
+template <typename T>
+bool is_long(const CrossEntropyCall<T>& call) {
+  return call.layout.classes * static_cast<int64_t>(sizeof(T)) > SHORT_ROW_BYTES;
+}
+
+template <typename T>
+bool needs_mean_weight(const CrossEntropyCall<T>& call) {
+  return call.weight != nullptr && call.smoothing != 0;
+}
+
 template <typename T, bool GRADIENT, bool GENERAL>
 void launch_rows(const Launch& context, const CrossEntropyCall<T>& call) {
-  if (call.layout.classes * static_cast<int64_t>(sizeof(T)) > SHORT_ROW_BYTES) {
+  if (is_long(call)) {
     if (code_version() >= 90) return launch_ring<T, GRADIENT, GENERAL>(context, call);
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(call.layout.rows, 0x7fffffff));
     cross_entropy_rows<T, GRADIENT, GENERAL, ROWS_BLOCK><<<blocks, ROWS_BLOCK, 0, context.stream()>>>(call);
@@ -119,6 +132,7 @@ CrossEntropyCall<T> make_call(const CrossEntropyInputs& in) {
   call.smoothing = static_cast<A>(in.options.label_smoothing);
   call.z_loss = static_cast<A>(in.options.z_loss);
   call.softcap = static_cast<A>(in.options.softcap);
+  call.mean = in.mean();
   return call;
 }
 
@@ -127,9 +141,9 @@ CrossEntropyCall<T> make_call(const CrossEntropyInputs& in) {
 template <typename T>
 OptionalTensor measure(const Launch& context, CrossEntropyCall<T>& call, const CrossEntropyInputs& in, bool counting) {
   using A = DeviceAccumulate<T>;
-  if (!counting && !in.mean() && (call.weight == nullptr || call.smoothing == A(0))) return std::nullopt;
+  if (!counting && !call.mean && !needs_mean_weight(call)) return std::nullopt;
   Tensor scales = new_contiguous(in.logits, {SCALES_SIZE}, accumulate_type(in.logits.scalar_type()));
-  launch_overlapping(measure_targets<T>, 1, SUM_BLOCK, context.stream(), call, in.mean(),
+  launch_overlapping(measure_targets<T>, 1, SUM_BLOCK, context.stream(), call,
                      static_cast<A*>(scales.mutable_data_ptr()));
   Launch::check();
   call.scales = static_cast<const A*>(scales.const_data_ptr());
@@ -146,7 +160,12 @@ void forward(const char* op, CrossEntropyForward& given) {
     call.loss = static_cast<A*>(given.losses.mutable_data_ptr());
     call.lse = static_cast<A*>(given.lse.mutable_data_ptr());
     call.statistics = static_cast<A*>(given.statistics.mutable_data_ptr());
-    const OptionalTensor scales = measure(context, call, given.in, true);
+    call.measures_itself =
+        call.layout.rows <= FEW_ROWS && is_long(call) && code_version() >= 90 && !needs_mean_weight(call);
+    const OptionalTensor scales = call.measures_itself ? std::nullopt : measure(context, call, given.in, true);
+    // The sum of one loss is that loss.
+    const bool sums = given.reduced() && !(call.measures_itself && call.layout.rows == 1);
+    if (given.reduced() && !sums) call.loss = static_cast<A*>(given.loss.mutable_data_ptr());
     if (call.layout.rows > 0) {
       if (given.gradient) {
         call.gradient = static_cast<T*>(given.gradient->mutable_data_ptr());
@@ -155,9 +174,10 @@ void forward(const char* op, CrossEntropyForward& given) {
         is_general(call) ? launch_rows<T, false, true>(context, call) : launch_rows<T, false, false>(context, call);
       }
     }
-    if (given.reduced()) {
-      launch_overlapping(sum_losses<A>, 1, SUM_BLOCK, context.stream(), call.loss, call.layout.rows, call.scales,
-                         static_cast<A*>(given.loss.mutable_data_ptr()));
+    if (sums) {
+      const bool few = call.layout.rows <= FEW_ROWS;
+      launch_overlapping(few ? sum_losses<A, 32> : sum_losses<A, SUM_BLOCK>, 1, few ? 32 : SUM_BLOCK, context.stream(),
+                         call.loss, call.layout.rows, call.mean, static_cast<A*>(given.loss.mutable_data_ptr()));
       Launch::check();
     }
   });

@@ -38,6 +38,8 @@ struct CrossEntropyCall {
   const A* grad_lse = nullptr;          // backward: one a row
   bool grad_per_row = false;
   bool skip_if_one = false;  // the gradient is there already, for an incoming gradient of one
+  bool mean = false;
+  bool measures_itself = false;  // few rows: no kernel before this one has found `scales`
   int64_t ignore_index = -100;
   A smoothing = 0;
   A z_loss = 0;
@@ -69,6 +71,13 @@ __device__ __forceinline__ double exp_of(double x) { return exp(x); }
 // e^(x - log_sum), the second argument made by `log_in_base`: one multiply-add before the exponential.
 __device__ __forceinline__ float log_in_base(float log_sum) { return log_sum * LOG2_E; }
 __device__ __forceinline__ double log_in_base(double log_sum) { return log_sum; }
+// What that argument's rounding has left of e^-log_sum, a factor: log2(e) to twice the digits.
+__device__ __forceinline__ float left_by_base(float log_sum) {
+  constexpr float LOG2_E_REST = 1.92596303e-8f;
+  const float rest = fmaf(log_sum, LOG2_E, -log_in_base(log_sum));
+  return fast_exp2(-fmaf(log_sum, LOG2_E_REST, rest));
+}
+__device__ __forceinline__ double left_by_base(double) { return 1.0; }
 __device__ __forceinline__ float probability(float x, float log_sum) { return fast_exp2(fmaf(x, LOG2_E, -log_sum)); }
 __device__ __forceinline__ double probability(double x, double log_sum) { return exp(x - log_sum); }
 
@@ -192,12 +201,45 @@ __device__ __forceinline__ A mean_weight(const CrossEntropyCall<T>& call) {
 __device__ __forceinline__ float log_of(float x) { return logf(x); }
 __device__ __forceinline__ double log_of(double x) { return log(x); }
 
-// A row's loss, divided by the mean's denominators. A target that is no class and not ignored gives NaN: nothing on the
-// device may read beside the row, or wait for the host to complain.
+// The mean's denominators, from the targets.
+struct Counted {
+  double kept = 0;     // rows that are not ignored
+  double weights = 0;  // of their classes
+
+  template <typename T>
+  __device__ __forceinline__ void add(const CrossEntropyCall<T>& call, int64_t row) {
+    const int64_t target = call.target_of(row);
+    if (target == call.ignore_index) return;
+    kept += 1;
+    if (call.weight != nullptr && valid_target(call, target)) weights += call.weight[target];
+  }
+
+  template <typename A>
+  __device__ __forceinline__ void store(bool mean, bool weighted, A* scales) const {
+    scales[LOSS_SCALE] = static_cast<A>(mean ? 1 / (weighted ? weights : kept) : 1);
+    scales[Z_SCALE] = static_cast<A>(mean ? 1 / kept : 1);
+  }
+};
+
+// By one warp, for itself; without a mean class weight.
+template <typename T, typename A = DeviceAccumulate<T>>
+__device__ __forceinline__ const A* measure_few_targets(const CrossEntropyCall<T>& call, A* scales) {
+  const int lane = threadIdx.x % 32;
+  Counted own;
+  for (int64_t row = lane; call.mean && row < call.layout.rows; row += 32) own.add(call, row);
+  own.kept = warp_total(own.kept);
+  own.weights = warp_total(own.weights);
+  if (lane == 0) own.store(call.mean, call.weight != nullptr, scales);
+  __syncwarp();
+  return scales;
+}
+
+// A row's loss, divided by the mean's denominators; NaN where the mean is of no rows, as torch has it. A target that is
+// no class and not ignored gives NaN: nothing on the device may read beside the row, or wait for the host to complain.
 template <typename T, bool SMOOTH, typename A = DeviceAccumulate<T>>
 __device__ __forceinline__ A row_loss(const CrossEntropyCall<T>& call, int64_t target, const RowSum<A, SMOOTH>& row,
                                       A log_sum, A picked) {
-  if (target == call.ignore_index) return A(0);
+  if (target == call.ignore_index) return isinf(scale_of(call, Z_SCALE)) ? A(NAN) : A(0);
   if (!valid_target(call, target)) return A(NAN);
   const A weight = call.weight == nullptr ? A(1) : call.weight[target];
   A loss = (A(1) - call.smoothing) * weight * ((row.maximum - picked) + log_sum);

@@ -11,7 +11,7 @@ template <typename A>
 struct RowGradient {
   A maximum = 0;
   A log_sum = 0;  // as `probability` wants it
-  A a = 0;
+  A a = 0;        // with what that leaves over
   A b = 0;
   A e = 0;
   int64_t target = -1;
@@ -39,6 +39,7 @@ __device__ __forceinline__ RowGradient<A> row_gradient(const CrossEntropyCall<T>
     row.a = grad_lse + row.b + scaled * call.smoothing * mean_weight(call);
   }
   row.a += grad_loss * scale_of(call, Z_SCALE) * A(2) * call.z_loss * (maximum + log_sum);
+  row.a *= left_by_base(log_sum);
   return row;
 }
 

@@ -11,102 +11,28 @@
 // end is found in L2.
 #pragma once
 
+#include <cstring>
+
 #include "cuda/cross_entropy_gradient.cuh"
-#include "support/hopper.h"
-#include "support/overlap.h"
+#include "cuda/cross_entropy_ring_state.cuh"
 
 namespace opgraft::cuda {
 namespace {
 
-constexpr int MAX_CLUSTER = 8;
-constexpr int MAX_SLOTS = 32;
-// Vectors of a chunk: with 16 bytes each, 16 KiB.
-constexpr int CHUNK_VECTORS = 1024;
-// Warps of the largest block that sum up a row.
-constexpr int MAX_WARPS = 4;
-// Rows that summing warps may be ahead of the writing warps of their block. A block's writing warps need the sums of
-// all blocks, so no block is further ahead of any other's writing warps than twice that: so many places for sums.
-constexpr int ROWS_AHEAD = 4;
-constexpr int SUM_SETS = 2 * ROWS_AHEAD;
-// Rows that are announced to the warps of a block before the last of them has asked for its number. The producer is
-// ahead of the summing warps by what the ring holds, MAX_SLOTS rows, those by ROWS_AHEAD of the writing warps, and the
-// blocks of a cluster by as much of one another.
-constexpr int ROWS_ANNOUNCED = 64;
-
-// How a launch cuts rows: vectors of 16 bytes a slice and a chunk, and the ring.
-struct RingShape {
-  int slice_vectors = 0;
-  int chunk_vectors = 0;
-  int chunks = 0;  // of a slice
-  int slots = 0;
-  int cluster = 1;
-  bool held = true;  // the whole slice stays in the ring until its gradient is written
-};
-
-// What a block keeps beside the ring. `parts`: maximum, sum and the two sums for smoothing of every summing warp of the
-// cluster, a set for every row in turn. `gathered`: a set is complete. `read`: it has been read, by all writing warps.
-template <typename A>
-struct RingState {
-  uint64_t full[MAX_SLOTS];
-  uint64_t empty[MAX_SLOTS];
-  uint64_t gathered[SUM_SETS];
-  uint64_t read[ROWS_AHEAD];
-  uint64_t announced[ROWS_ANNOUNCED];
-  int64_t rows[ROWS_ANNOUNCED];
-  A parts[SUM_SETS][4][MAX_WARPS * MAX_CLUSTER];
-};
-
-template <typename T>
-constexpr int64_t RING_STATE_BYTES = (sizeof(RingState<DeviceAccumulate<T>>) + 127) / 128 * 128;
-
-// A producer beside the summing warps, and as many writing warps as summing ones, or one where no gradient is written.
-constexpr int ring_threads(int warps, bool gradient) { return 32 * (1 + warps + (gradient ? warps : 1)); }
-
 #ifdef OPGRAFT_HOPPER
 
-// Where a block's slice lies in a row. Vectors are counted from the 16-byte boundary at or before the row's first
-// element, which is `phase` elements into the first vector.
 template <typename T>
-struct RowPlace {
-  static constexpr int WIDTH = VECTOR_WIDTH<T>;
-
-  const T* boundary;
-  int phase;
-  int vectors;  // of the row
-  int begin;    // of the slice
-  int count;
-
-  __device__ __forceinline__ RowPlace(const T* row, int classes, const RingShape& shape, int rank) {
-    phase = static_cast<int>(reinterpret_cast<uintptr_t>(row) % VECTOR_BYTES / sizeof(T));
-    boundary = row - phase;
-    vectors = (classes + phase + WIDTH - 1) / WIDTH;
-    begin = rank * shape.slice_vectors;
-    count = max(min(shape.slice_vectors, vectors - begin), 0);
+__device__ __forceinline__ T from_lane(T value, int lane) {
+  if constexpr (sizeof(T) == 2) {
+    unsigned short bits;
+    memcpy(&bits, &value, sizeof(bits));
+    bits = static_cast<unsigned short>(__shfl_sync(FULL_WARP, static_cast<unsigned>(bits), lane));
+    memcpy(&value, &bits, sizeof(bits));
+    return value;
+  } else {
+    return __shfl_sync(FULL_WARP, value, lane);
   }
-
-  __device__ __forceinline__ int chunk_count(const RingShape& shape, int chunk) const {
-    return max(min(shape.chunk_vectors, count - chunk * shape.chunk_vectors), 0);
-  }
-};
-
-// Position in the ring: the slot, and the parity of its barriers.
-struct RingPosition {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance(int slots) {
-    if (++slot == slots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-  __device__ __forceinline__ void skip(int chunks, int slots) {
-    slot += chunks;
-    while (slot >= slots) {
-      slot -= slots;
-      parity ^= 1;
-    }
-  }
-};
+}
 
 // The producer warp. Vectors that are only partly the row's are put together by hand, -infinity beside it.
 template <typename T>
@@ -119,13 +45,17 @@ __device__ __forceinline__ void bring_chunk(const RowPlace<T>& place, int classe
     const bool partial_last = first + count == place.vectors && (classes + place.phase) % WIDTH != 0;
     if (partial_first || partial_last) {
       for (int edge = 0; edge < 2; ++edge) {
+        if (!(edge == 0 ? partial_first : partial_last)) continue;
         const int vector = edge == 0 ? 0 : count - 1;
-        if (lane < WIDTH && (edge == 0 ? partial_first : partial_last)) {
-          const int64_t element = static_cast<int64_t>(first + vector) * WIDTH + lane;
-          const int64_t column = element - place.phase;
-          const bool inside = column >= 0 && column < classes;
-          slot[vector].lane[lane] = inside ? place.boundary[element] : narrow<T>(-INFINITY);
-        }
+        const int64_t element = static_cast<int64_t>(first + vector) * WIDTH + lane;
+        const int64_t column = element - place.phase;
+        const bool inside = lane < WIDTH && column >= 0 && column < classes;
+        const T own = inside ? place.boundary[element] : narrow<T>(-INFINITY);
+        // Written by the lane that tells of it.
+        Vector<T, WIDTH> pack;
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) pack.lane[i] = from_lane(own, i);
+        if (lane == 0) slot[vector] = pack;
       }
       hopper::fence_shared_writes();
       skipped = partial_first;
@@ -140,79 +70,6 @@ __device__ __forceinline__ void bring_chunk(const RowPlace<T>& place, int classe
       hopper::bulk_copy(slot + skipped, place.boundary + static_cast<int64_t>(first + skipped) * WIDTH, bytes, full);
     }
   }
-}
-
-// The row that is a cluster's number `turn`; none is left where it is not below the number of rows. The first one needs
-// no announcement, nor does the end where no cluster has a second one: short calls wait for nothing.
-template <typename T>
-__device__ __forceinline__ int64_t row_of_turn(const CrossEntropyCall<T>& call, RingState<DeviceAccumulate<T>>& state,
-                                               int cluster, int turn) {
-  if (turn == 0) return blockIdx.x / cluster;
-  if (call.layout.rows <= gridDim.x / cluster) return call.layout.rows;
-  const int place = (turn - 1) % ROWS_ANNOUNCED;
-  hopper::wait(&state.announced[place], (turn - 1) / ROWS_ANNOUNCED % 2);
-  return state.rows[place];
-}
-
-// By the producer warp of the cluster's first block.
-template <typename A>
-__device__ __forceinline__ void announce(RingState<A>& state, int64_t row, int cluster, int turn) {
-  const int lane = threadIdx.x % 32;
-  const int place = (turn - 1) % ROWS_ANNOUNCED;
-  if (lane < cluster) {
-    hopper::send(hopper::address_in(&state.rows[place], lane), row, hopper::address_in(&state.announced[place], lane));
-  }
-}
-
-// A summing warp tells every block of the cluster its sums of the row that is number `turn`.
-template <typename A, bool GENERAL, int WARPS>
-__device__ __forceinline__ void send_sums(RingState<A>& state, RowSum<A, GENERAL> own, int cluster, int rank,
-                                          int turn) {
-  constexpr int NUMBERS = GENERAL ? 4 : 2;
-  const int lane = threadIdx.x % 32;
-  const int set = turn % SUM_SETS;
-  own = warp_merge(own);
-  hopper::wait(&state.read[turn % ROWS_AHEAD], (turn / ROWS_AHEAD + 1) % 2);
-  if (threadIdx.x == 0) {
-    hopper::arrive_expecting(&state.gathered[set], static_cast<uint32_t>(cluster * WARPS * NUMBERS * sizeof(A)));
-  }
-  if (lane < cluster) {
-    const int place = rank * WARPS + threadIdx.x / 32;
-    const uint32_t barrier = hopper::address_in(&state.gathered[set], lane);
-    hopper::send(hopper::address_in(&state.parts[set][0][place], lane), own.maximum, barrier);
-    hopper::send(hopper::address_in(&state.parts[set][1][place], lane), own.sum, barrier);
-    if constexpr (GENERAL) {
-      hopper::send(hopper::address_in(&state.parts[set][2][place], lane), own.weighted, barrier);
-      hopper::send(hopper::address_in(&state.parts[set][3][place], lane), own.weights, barrier);
-    }
-  }
-}
-
-// A writing warp takes the sums of that row together, always in the same order.
-template <typename A, bool GENERAL, int WARPS>
-__device__ __forceinline__ RowSum<A, GENERAL> gather_sums(RingState<A>& state, int cluster, int turn) {
-  const int lane = threadIdx.x % 32;
-  const int set = turn % SUM_SETS;
-  hopper::wait(&state.gathered[set], turn / SUM_SETS % 2);
-  RowSum<A, GENERAL> row;
-  for (int place = lane; place < cluster * WARPS; place += 32) {
-    RowSum<A, GENERAL> part;
-    part.maximum = state.parts[set][0][place];
-    part.sum = state.parts[set][1][place];
-    if constexpr (GENERAL) {
-      part.weighted = state.parts[set][2][place];
-      part.weights = state.parts[set][3][place];
-    }
-    row.merge(part);
-  }
-  return warp_merge(row);
-}
-
-// A writing warp is done with that row's sums.
-template <typename A>
-__device__ __forceinline__ void release_sums(RingState<A>& state, int turn) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) hopper::arrive(&state.read[turn % ROWS_AHEAD]);
 }
 
 // Walks vectors `thread`, `thread` + THREADS, ... below `count` in batches of COUNT, then of half as many, to one.
@@ -293,13 +150,15 @@ __device__ __forceinline__ void bring_rows(const CrossEntropyCall<T>& call, cons
   const int lane = threadIdx.x % 32;
   const int64_t clusters = gridDim.x / shape.cluster;
   const int turns = twice ? 2 * shape.chunks : shape.chunks;
+  // Of few rows nothing comes before this kernel but the one that made the logits.
+  if (call.measures_itself) wait_for_the_kernel_before();
   RingPosition at;
   for (int number = 0;; ++number) {
     const int64_t row = row_of_turn(call, state, shape.cluster, number);
     if (row >= call.layout.rows) break;
     const RowPlace<T> place(call.logits + call.layout.begin(row), classes, shape, rank);
     const bool more = call.layout.rows > clusters;
-    if (more && lane == 0) hopper::arrive_expecting(&state.announced[number % ROWS_ANNOUNCED], sizeof(int64_t));
+    if (more && lane == 0) expect_row(state, shape.cluster, number);
     for (int turn = 0; turn < turns; ++turn) {
       const int chunk = turn < shape.chunks ? turn : 2 * shape.chunks - 1 - turn;
       hopper::wait(&state.empty[at.slot], at.parity ^ 1);
@@ -433,7 +292,7 @@ __global__ void __launch_bounds__(ring_threads(WARPS, GRADIENT), GRADIENT ? 2 : 
     hopper::barrier_init(&state.full[starts], 1);
     hopper::barrier_init(&state.empty[starts], WARPS);
   }
-  if (starts < SUM_SETS) hopper::barrier_init(&state.gathered[starts], 1);
+  if (starts < SUM_SETS) hopper::barrier_init(&state.gathered[starts], gathering_arrivals<WARPS>(shape.cluster));
   if (starts < ROWS_AHEAD) hopper::barrier_init(&state.read[starts], WRITERS);
   if (starts < ROWS_ANNOUNCED) hopper::barrier_init(&state.announced[starts], 1);
   hopper::fence_barrier_init();
@@ -447,9 +306,11 @@ __global__ void __launch_bounds__(ring_threads(WARPS, GRADIENT), GRADIENT ? 2 : 
   if (warp < WARPS) {
     sum_rows<T, GENERAL, WARPS>(call, shape, !GRADIENT || twice, twice, ring, state, rank);
   } else if (warp < WARPS + WRITERS) {
-    // Logits are older than the kernel before this one; only `scales` may be its work.
+    // Logits are older than the kernel before this one, but for few rows; else only `scales` may be its work.
     wait_for_the_kernel_before();
-    write_rows<T, GRADIENT, GENERAL, WARPS>(call, shape, twice, ring, state, rank,
+    CrossEntropyCall<T> measured = call;
+    if (call.measures_itself) measured.scales = measure_few_targets(call, state.scales[warp - WARPS]);
+    write_rows<T, GRADIENT, GENERAL, WARPS>(measured, shape, twice, ring, state, rank,
                                             static_cast<int>(threadIdx.x) - WARPS * 32);
   } else {
     bring_rows<T>(call, shape, twice, ring, state, rank);

@@ -113,16 +113,16 @@ __global__ void __launch_bounds__(ROWS_BLOCK) cross_entropy_backward(const __gri
 
 constexpr int SUM_BLOCK = 1024;
 
+template <int BLOCK>
 __device__ __forceinline__ double block_sum(double own) {
-  __shared__ double shared[SUM_BLOCK / 32];
-#pragma unroll
-  for (int by = 16; by > 0; by /= 2) own += __shfl_xor_sync(FULL_WARP, own, by);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
-  __syncthreads();
-  own = shared[threadIdx.x % 32];
-#pragma unroll
-  for (int by = 16; by > 0; by /= 2) own += __shfl_xor_sync(FULL_WARP, own, by);
+  own = warp_total(own);
+  if constexpr (BLOCK > 32) {
+    __shared__ double shared[BLOCK / 32];
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
+    __syncthreads();
+    own = warp_total(threadIdx.x % 32 < BLOCK / 32 ? shared[threadIdx.x % 32] : 0.0);
+  }
   return own;
 }
 
@@ -130,47 +130,42 @@ __device__ __forceinline__ double block_sum(double own) {
 // the same order.
 template <typename T>
 __global__ void __launch_bounds__(SUM_BLOCK)
-    measure_targets(const CrossEntropyCall<T> call, bool mean, DeviceAccumulate<T>* scales) {
+    measure_targets(const CrossEntropyCall<T> call, DeviceAccumulate<T>* scales) {
   using A = DeviceAccumulate<T>;
   wait_for_the_kernel_before();
   // Only now: the next kernel reads logits before it waits for this one.
   let_the_next_kernel_start();
   if (call.skip_if_one && *call.grad_loss == A(1)) return;
-  double weights = 0, kept = 0, all = 0;
-  if (mean) {
+  Counted own;
+  double all = 0;
+  if (call.mean) {
 #pragma unroll 8
-    for (int64_t row = threadIdx.x; row < call.layout.rows; row += SUM_BLOCK) {
-      const int64_t target = call.target_of(row);
-      if (target == call.ignore_index) continue;
-      kept += 1;
-      if (call.weight != nullptr && valid_target(call, target)) weights += call.weight[target];
-    }
-    kept = block_sum(kept);
-    weights = call.weight == nullptr ? kept : block_sum(weights);
+    for (int64_t row = threadIdx.x; row < call.layout.rows; row += SUM_BLOCK) own.add(call, row);
+    own.kept = block_sum<SUM_BLOCK>(own.kept);
+    if (call.weight != nullptr) own.weights = block_sum<SUM_BLOCK>(own.weights);
   }
   if (call.weight != nullptr && call.smoothing != A(0)) {
 #pragma unroll 8
     for (int64_t c = threadIdx.x; c < call.layout.classes; c += SUM_BLOCK) all += call.weight[c];
-    all = block_sum(all);
+    all = block_sum<SUM_BLOCK>(all);
   }
   if (threadIdx.x == 0) {
-    scales[LOSS_SCALE] = static_cast<A>(mean ? 1 / weights : 1);
-    scales[Z_SCALE] = static_cast<A>(mean ? 1 / kept : 1);
+    own.store(call.mean, call.weight != nullptr, scales);
     scales[MEAN_WEIGHT] = static_cast<A>(all / static_cast<double>(call.layout.classes));
     *reinterpret_cast<unsigned long long*>(scales + TAKEN_AT) = 0;
   }
 }
 
 // One block. The mean of no rows is NaN, as torch has it.
-template <typename A>
-__global__ void __launch_bounds__(SUM_BLOCK) sum_losses(const A* losses, int64_t rows, const A* scales, A* out) {
+template <typename A, int BLOCK>
+__global__ void __launch_bounds__(BLOCK) sum_losses(const A* losses, int64_t rows, bool mean, A* out) {
   let_the_next_kernel_start();
   wait_for_the_kernel_before();
   double own = 0;
 #pragma unroll 8
-  for (int64_t row = threadIdx.x; row < rows; row += SUM_BLOCK) own += losses[row];
-  own = block_sum(own);
-  if (threadIdx.x == 0) *out = scales != nullptr && isinf(scales[Z_SCALE]) ? A(NAN) : static_cast<A>(own);
+  for (int64_t row = threadIdx.x; row < rows; row += BLOCK) own += losses[row];
+  own = block_sum<BLOCK>(own);
+  if (threadIdx.x == 0) *out = mean && rows == 0 ? A(NAN) : static_cast<A>(own);
 }
 
 }  // namespace

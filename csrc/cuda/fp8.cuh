@@ -40,6 +40,52 @@ __device__ __forceinline__ float largest_magnitude(const float (&values)[WIDTH],
   return so_far;
 }
 
+// The largest magnitude of a warp, in every lane, NaN before all: bits of magnitudes are ordered as they are.
+__device__ __forceinline__ float warp_largest_magnitude(float magnitude) {
+  return __uint_as_float(__reduce_max_sync(FULL_WARP, __float_as_uint(magnitude)));
+}
+
+// Over a row's threads, any number of warps; `slots` as for reduce_row, a value a warp.
+__device__ __forceinline__ float row_largest_magnitude(float magnitude, int threads, int group, int thread,
+                                                       float* slots) {
+  magnitude = warp_largest_magnitude(magnitude);
+  if (threads <= 32) return magnitude;
+  const int lane = thread % 32;
+  if (lane == 0) slots[thread / 32] = magnitude;
+  row_barrier(group, threads);
+  return warp_largest_magnitude(lane < threads / 32 ? slots[lane] : 0.0f);
+}
+
+// COUNT values a lane, over `lanes` neighbours, a power of two and at least COUNT: each lane gets the largest of one of
+// them, lane l that of index_of_lane(l). Fewer shuffles than COUNT reductions, and what follows is done once a lane.
+template <int COUNT>
+__device__ __forceinline__ float scatter_largest(float (&values)[COUNT], int lanes) {
+  const int lane = threadIdx.x % 32;
+  int step = 1;
+#pragma unroll
+  for (int half = COUNT / 2; half > 0; half /= 2) {
+    const bool upper = lane & step;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float sent = upper ? values[i] : values[i + half];
+      const float kept = upper ? values[i + half] : values[i];
+      values[i] = Largest{}(kept, __shfl_xor_sync(FULL_WARP, sent, step));
+    }
+    step *= 2;
+  }
+  for (; step < lanes; step *= 2) values[0] = Largest{}(values[0], __shfl_xor_sync(FULL_WARP, values[0], step));
+  return values[0];
+}
+
+// Its own inverse: the low bits the other way round.
+template <int COUNT>
+__device__ __forceinline__ int index_of_lane(int lane) {
+  int index = 0;
+#pragma unroll
+  for (int bit = 1; bit < COUNT; bit *= 2) index += (lane & bit) ? COUNT / (2 * bit) : 0;
+  return index;
+}
+
 // Where codes and scales go. blocks: scales a row; 1 where the row has one.
 struct Fp8Outputs {
   uint8_t* codes = nullptr;
@@ -89,6 +135,45 @@ __device__ __forceinline__ void encode_row(const Fp8Outputs& out, int64_t row, i
       value(k, lanes);
       if (v < end) store_codes(codes + v * WIDTH, lanes, inverse);
     }
+  }
+}
+
+// The codes of one row whose values wait in registers, vector k of a thread in values[k]; a multiple of 32 threads a
+// row.
+template <int WIDTH, int VECTORS, bool BLOCKS>
+__device__ __forceinline__ void encode_held_row(const Fp8Outputs& out, int64_t row, int64_t length, int end,
+                                                int threads, int group, int thread, float* slots,
+                                                const float (&values)[VECTORS][WIDTH]) {
+  uint8_t* codes = out.codes + row * length;
+  float inverse[VECTORS];
+  if constexpr (BLOCKS) {
+    constexpr int BLOCK_THREADS = FP8_BLOCK / WIDTH;
+    float amax[VECTORS];
+#pragma unroll
+    for (int k = 0; k < VECTORS; ++k) amax[k] = largest_magnitude(values[k], 0.0f);
+    const float scale = fp8_scale(scatter_largest(amax, BLOCK_THREADS), out.rule);
+    const float own = inverse_of(scale);
+    const int first = thread / BLOCK_THREADS * BLOCK_THREADS;
+#pragma unroll
+    for (int k = 0; k < VECTORS; ++k) {
+      inverse[k] = __shfl_sync(FULL_WARP, own, index_of_lane<VECTORS>(k), BLOCK_THREADS);
+    }
+    const int v = index_of_lane<VECTORS>(thread % VECTORS) * threads + first;
+    if (thread % BLOCK_THREADS < VECTORS && v < end) out.scales[row * out.blocks + v / BLOCK_THREADS] = scale;
+  } else {
+    float amax = 0.0f;
+#pragma unroll
+    for (int k = 0; k < VECTORS; ++k) amax = largest_magnitude(values[k], amax);
+    const float scale = fp8_scale(row_largest_magnitude(amax, threads, group, thread, slots), out.rule);
+    const float all = inverse_of(scale);
+#pragma unroll
+    for (int k = 0; k < VECTORS; ++k) inverse[k] = all;
+    if (thread == 0 && end > 0) out.scales[row] = scale;
+  }
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+    const int v = k * threads + thread;
+    if (v < end) store_codes(codes + v * WIDTH, values[k], inverse[k]);
   }
 }
 

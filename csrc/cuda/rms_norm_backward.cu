@@ -1,7 +1,7 @@
 // rms_norm and add_rms_norm backward on CUDA: checks, allocation and the two launches of rms_norm_backward_kernel.cuh.
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/rms_norm_backward_shifted.cuh"
+#include "cuda/rms_norm_backward_kernel.cuh"
 #include "cuda/row_inputs.cuh"
 #include "ops.h"
 
@@ -46,7 +46,7 @@ std::tuple<Tensor, Tensor> backward(const char* op, const Tensor& grad, const Op
       partial = new_contiguous(x, {plan.shares, shape.length}, accumulate_type(x.scalar_type()));
       in.partial = static_cast<A*>(partial->mutable_data_ptr());
     }
-    plan.shifted ? launch_backward_shifted(in, plan, context.stream()) : launch_backward(in, plan, context.stream());
+    launch_backward(in, plan, context.stream());
     Launch::check();
     if (!weight) return;
     dispatch_floating(op, *weight, [&](auto own_tag) {

@@ -4,7 +4,7 @@
 // barrier of the row's threads when it has come, and one before it leaves.
 #pragma once
 
-#include "cuda/rms_norm_backward_kernel.cuh"
+#include "cuda/rms_norm_gradient.cuh"
 #include "cuda/rms_norm_shifted.cuh"
 
 namespace opgraft::cuda {
@@ -30,10 +30,11 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
   };
   const auto fetch = [&](int64_t row, int stage) {
     if (row < in.rows) {
-      bring_row(ShiftedRow(in.x.row(row), bytes), place(stage, 0), thread, threads);
-      bring_row(ShiftedRow(in.grad.row(row), bytes), place(stage, 1), thread, threads);
+      bring_row(ShiftedRow(in.x.row(row), bytes), place(stage, 0), thread, threads, in.x.end(in.rows, in.length));
+      bring_row(ShiftedRow(in.grad.row(row), bytes), place(stage, 1), thread, threads, in.grad.end(in.rows, in.length));
       if constexpr (TENSORS == 3) {
-        bring_row(ShiftedRow(in.grad_summed.row(row), bytes), place(stage, 2), thread, threads);
+        bring_row(ShiftedRow(in.grad_summed.row(row), bytes), place(stage, 2), thread, threads,
+                  in.grad_summed.end(in.rows, in.length));
       }
     }
     commit_copies();
@@ -65,7 +66,6 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
   };
 
   float share[VECTORS][WIDTH] = {};
-  const float length = static_cast<float>(end);
   int stage = 0, parity = 0;
   int64_t row = static_cast<int64_t>(blockIdx.x) * groups + group;
   fetch(row, 0);
@@ -90,19 +90,14 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
       unpack(x[k], values);
       unpack(grad[k], ups);
       load_factors(first, factors);
-#pragma unroll
-      for (int i = 0; i < WIDTH; ++i) {
-        squares[i] = fmaf(values[i], values[i], squares[i]);
-        products[i] = fmaf(values[i], ups[i] * factors[i], products[i]);
-      }
+      add_products(values, ups, factors, squares, products);
       forget(x[k]);
       forget(grad[k]);
     }
     float sums[2] = {sum_lanes(squares), sum_lanes(products)};
     reduce_row(sums, threads, group, thread, &slots[parity][2 * group * (threads / 32)], Add{});
     if (threads <= 32) __syncwarp();
-    const float scale = live ? inverse_root<float>(sums[0], in.length, in.eps) : 0.0f;
-    const float pull = scale * scale * scale * sums[1] / length;
+    const RowPull row_pull(in, sums, live);
     Words<T, WIDTH> more[TENSORS == 3 ? VECTORS : 1];
     if constexpr (TENSORS == 3) {
 #pragma unroll
@@ -121,11 +116,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
       unpack(x[k], values);
       unpack(grad[k], ups);
       load_factors(first, factors);
-#pragma unroll
-      for (int i = 0; i < WIDTH; ++i) {
-        share[k][i] = fmaf(ups[i], values[i] * scale, share[k][i]);
-        values[i] = fmaf(ups[i] * factors[i], scale, -values[i] * pull);
-      }
+      row_pull.apply(values, ups, factors, share[k]);
       if constexpr (TENSORS == 3) {
         unpack(more[k], ups);
 #pragma unroll
@@ -140,48 +131,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
     parity ^= 1;
   }
   wait_copies<0>();
-  if (!in.partial) return;
-  // The groups' shares, added in the order of the groups.
-  __syncthreads();
-  float* staged = reinterpret_cast<float*>(shared);  // [group][vector of the block][lane]
-  const int width = VECTORS * threads * WIDTH;
-#pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
-#pragma unroll
-    for (int i = 0; i < WIDTH; ++i) staged[group * width + (k * threads + thread) * WIDTH + i] = share[k][i];
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < end; i += BACKWARD_THREADS) {
-    float sum = 0.0f;
-    for (int g = 0; g < groups; ++g) sum += staged[g * width + i];
-    in.partial[blockIdx.x * in.length + i] = sum;
-  }
-}
-
-template <int VECTORS, int TENSORS, typename T, typename W>
-void run_backward_shifted(const NormGradients<T, W>& in, const BackwardPlan& plan, cudaStream_t stream) {
-  const int groups = BACKWARD_THREADS / plan.threads;
-  const int vectors = static_cast<int>((in.length * sizeof(T) + VECTOR_BYTES - 1) / VECTOR_BYTES) + 2;
-  const int ring = SHIFTED_STAGES * TENSORS * groups * vectors * VECTOR_BYTES;
-  const int shares = BACKWARD_THREADS * VECTORS * VECTOR_WIDTH<T> * static_cast<int>(sizeof(float));
-  const int bytes = ring > shares ? ring : shares;
-  const auto kernel = backward_shifted<T, W, VECTORS, TENSORS>;
-  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  kernel<<<static_cast<unsigned>(plan.grid), BACKWARD_THREADS, bytes, stream>>>(in, plan.threads, log2_of(plan.threads),
-                                                                                vectors);
-}
-
-template <typename T, typename W>
-void launch_backward_shifted(const NormGradients<T, W>& in, const BackwardPlan& plan, cudaStream_t stream) {
-  if constexpr (!std::is_same_v<T, double>) {
-    const auto run = [&](auto vectors) {
-      if (in.grad_summed.data) return run_backward_shifted<vectors(), 3>(in, plan, stream);
-      run_backward_shifted<vectors(), 2>(in, plan, stream);
-    };
-    if (plan.vectors == 1) return run(std::integral_constant<int, 1>{});
-    if (plan.vectors == 2) return run(std::integral_constant<int, 2>{});
-    run(std::integral_constant<int, BACKWARD_VECTORS>{});
-  }
+  if (in.partial) store_shares(in, share, reinterpret_cast<float*>(shared), group, groups, thread, threads);
 }
 
 }  // namespace

@@ -1,13 +1,21 @@
 // rms_norm_fp8 and add_rms_norm_fp8 on CUDA: stream and device around rms_norm_kernel.cuh.
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/rms_norm_kernel.cuh"
+#include "cuda/rms_norm_stream.cuh"
 #include "cuda/row_inputs.cuh"
 #include "ops.h"
 #include "support/fp8_call.h"
 
 namespace opgraft::cuda {
 namespace {
+
+template <Result RESULT, typename D, typename W>
+void launch_fp8(const NormInputs<D, W>& in, bool add, bool wide, const Launch& context) {
+  const RowMapping mapping = row_mapping(in.length, sizeof(D));
+  if (add) return launch_norm<true, RESULT>(in, mapping, wide, context.stream());
+  if (wide && launch_stream<RESULT>(in, mapping, context.multiprocessors(), context.stream())) return;
+  launch_norm<false, RESULT>(in, mapping, wide, context.stream());
+}
 
 void run(NormFp8Call& call) {
   const Tensor& x = call.rows.tensor;
@@ -25,12 +33,12 @@ void run(NormFp8Call& call) {
     }
     const bool wide = wide_rows<D>(call.shape.length, {in.x.stride, in.residual.stride},
                                    {in.x.data, in.residual.data, in.summed, in.weight, in.fp8.codes});
-    const RowMapping mapping = row_mapping(call.shape.length, sizeof(D));
-    const bool add = call.residuals.has_value(), by_block = call.fp8.by_block;
-    if (add && by_block) launch_norm<true, Result::FP8_BLOCKS>(in, mapping, wide, context.stream());
-    if (add && !by_block) launch_norm<true, Result::FP8_ROWS>(in, mapping, wide, context.stream());
-    if (!add && by_block) launch_norm<false, Result::FP8_BLOCKS>(in, mapping, wide, context.stream());
-    if (!add && !by_block) launch_norm<false, Result::FP8_ROWS>(in, mapping, wide, context.stream());
+    const bool add = call.residuals.has_value();
+    if (call.fp8.by_block) {
+      launch_fp8<Result::FP8_BLOCKS>(in, add, wide, context);
+    } else {
+      launch_fp8<Result::FP8_ROWS>(in, add, wide, context);
+    }
     Launch::check();
   });
 }

@@ -160,6 +160,13 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, 
       result(k, values);
       store_words(in.y + row * in.length + v * WIDTH, pack<T>(values));
     }
+  } else if constexpr (VECTORS == 2 || VECTORS == 4) {
+    // Registers hold the results where they held the row; with more than one vector a row has whole warps.
+    float values[VECTORS][WIDTH];
+#pragma unroll
+    for (int k = 0; k < VECTORS; ++k) result(k, values[k]);
+    encode_held_row<WIDTH, VECTORS, RESULT == Result::FP8_BLOCKS>(in.fp8, row, in.length, end, threads, group, thread,
+                                                                  slots[1] + group * (threads / 32), values);
   } else {
     encode_row<WIDTH, VECTORS, RESULT == Result::FP8_BLOCKS>(in.fp8, row, in.length, end, threads, group, thread,
                                                              slots[1] + group * (threads / 32), result);

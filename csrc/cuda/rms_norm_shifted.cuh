@@ -69,11 +69,24 @@ __device__ __forceinline__ void copy_part(const ShiftedRow& row, int vector, cha
 }
 
 // A row's threads bring it into shared memory as it lies, with what lies before it in its first vector: memory is
-// allocated from 16 bytes on, so that is there.
-__device__ __forceinline__ void bring_row(const ShiftedRow& row, uint4* staged, int thread, int threads) {
+// allocated from 16 bytes on, so that is there. What lies behind its end need not be: `limit` is the end of the last
+// row.
+__device__ __forceinline__ void bring_row(const ShiftedRow& row, uint4* staged, int thread, int threads,
+                                          const void* limit) {
   for (int v = thread; v < row.count; v += threads) {
-    copy_async(staged + v, row.boundary + static_cast<int64_t>(v) * VECTOR_BYTES,
-               min(VECTOR_BYTES, row.end - v * VECTOR_BYTES));
+    const char* from = row.boundary + static_cast<int64_t>(v) * VECTOR_BYTES;
+    const int bytes = min(VECTOR_BYTES, row.end - v * VECTOR_BYTES);
+    if (from + VECTOR_BYTES <= limit) {
+      copy_async(staged + v, from, bytes);
+    } else {
+      // Elements have two bytes or four.
+      constexpr int HALVES = VECTOR_BYTES / 2;
+      uint16_t part[HALVES];
+#pragma unroll
+      for (int i = 0; i < HALVES; ++i) part[i] = 2 * i < bytes ? reinterpret_cast<const uint16_t*>(from)[i] : 0;
+#pragma unroll
+      for (int i = 0; i < HALVES; ++i) reinterpret_cast<uint16_t*>(staged + v)[i] = part[i];
+    }
   }
 }
 
@@ -121,8 +134,8 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS)
   const ShiftedRow from(in.x.row(row), bytes);
   const ShiftedRow beside(ADD ? in.residual.row(row) : in.x.row(row), bytes);
   if (live) {
-    bring_row(from, own, thread, threads);
-    if constexpr (ADD) bring_row(beside, other, thread, threads);
+    bring_row(from, own, thread, threads, in.x.end(in.rows, in.length));
+    if constexpr (ADD) bring_row(beside, other, thread, threads, in.residual.end(in.rows, in.length));
   }
   commit_copies();
   let_the_next_kernel_start();

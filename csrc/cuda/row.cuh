@@ -197,6 +197,8 @@ struct Rows {
   int64_t stride = 0;  // in elements
 
   __device__ __forceinline__ T* row(int64_t index) const { return data + index * stride; }
+  // Behind the last of `rows` rows.
+  __device__ __forceinline__ T* end(int64_t rows, int64_t length) const { return row(rows - 1) + length; }
 };
 
 }  // namespace opgraft::cuda

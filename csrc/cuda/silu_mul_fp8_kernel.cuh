@@ -6,6 +6,8 @@
 // where rows are many, the next one is copied to shared memory while this one is computed.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/fp8.cuh"
 #include "support/silu_rule.h"
 
@@ -13,8 +15,12 @@ namespace opgraft::cuda {
 namespace {
 
 constexpr int SILU_BLOCK = 128;
-constexpr int SILU_THREADS = 512;        // of a block that walks rows
-constexpr int SILU_VECTORS = 4;          // at most, a thread
+constexpr int SILU_THREADS = 512;  // of a block that walks rows
+constexpr int SILU_VECTORS = 4;    // at most, a thread
+// Rows on their way beside the one that is computed. 128 KB a multiprocessor on their way are best: two blocks with one
+// row each where the warps of a row wait for each other, one block with two where none does.
+template <bool BLOCKS>
+constexpr int SILU_STAGES = BLOCKS ? 2 : 1;
 constexpr int PROCESSOR_THREADS = 2048;  // at a time
 
 template <typename T>
@@ -71,20 +77,24 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) silu_registers(SiluInputs<T> 
                                      });
 }
 
-// Many rows: a persistent grid, so that the next row is on its way while this one is computed. A thread copies its
-// own vectors into its own slots of shared memory, takes them into registers and has the next ones copied at once.
-template <typename T, int VECTORS, bool BLOCKS>
-__global__ void __launch_bounds__(SILU_THREADS, 2) silu_stream(SiluInputs<T> in, int threads, int shift) {
+// Many rows: a persistent grid, so that the next STAGES rows are on their way while this one is computed. A thread
+// copies its own vectors into its own slots of shared memory, takes them into registers and has later ones copied at
+// once. Here nothing is added up over a row, so its threads are as many as it has work for, not a power of two.
+template <typename T, int VECTORS, bool BLOCKS, int STAGES>
+__global__ void __launch_bounds__(SILU_THREADS, 2) silu_stream(SiluInputs<T> in, int threads) {
   constexpr int WIDTH = VECTOR_WIDTH<T>;
-  extern __shared__ uint4 ring[];  // [tensor][vector][thread of the block]
+  extern __shared__ uint4 ring[];  // [stage][tensor][vector][thread of the block]
   __shared__ float slots[2][SILU_THREADS / 32];
-  const int group = threadIdx.x >> shift;
-  const int groups = SILU_THREADS >> shift;
-  const int thread = threadIdx.x & (threads - 1);
+  const int block = static_cast<int>(blockDim.x);
+  const int group = static_cast<int>(threadIdx.x) / threads;
+  const int groups = block / threads;
+  const int thread = static_cast<int>(threadIdx.x) % threads;
   const int end = static_cast<int>(in.length / WIDTH);
   const int64_t stride = static_cast<int64_t>(gridDim.x) * groups;
-  const auto slot = [&](int tensor, int k) { return ring + (tensor * VECTORS + k) * SILU_THREADS + threadIdx.x; };
-  const auto fetch = [&](int64_t row) {
+  const auto slot = [&](int stage, int tensor, int k) {
+    return ring + ((stage * 2 + tensor) * VECTORS + k) * block + threadIdx.x;
+  };
+  const auto fetch = [&](int64_t row, int stage) {
     if (row < in.rows) {
       const T* gates = in.gate.row(row);
       const T* ups = in.up.row(row);
@@ -92,8 +102,8 @@ __global__ void __launch_bounds__(SILU_THREADS, 2) silu_stream(SiluInputs<T> in,
       for (int k = 0; k < VECTORS; ++k) {
         const int v = k * threads + thread;
         if (v < end) {
-          copy_async(slot(0, k), gates + v * WIDTH);
-          copy_async(slot(1, k), ups + v * WIDTH);
+          copy_async(slot(stage, 0, k), gates + v * WIDTH);
+          copy_async(slot(stage, 1, k), ups + v * WIDTH);
         }
       }
     }
@@ -101,22 +111,28 @@ __global__ void __launch_bounds__(SILU_THREADS, 2) silu_stream(SiluInputs<T> in,
   };
 #pragma unroll
   for (int k = 0; k < VECTORS; ++k) {
-    if (k * threads + thread >= end) *slot(0, k) = *slot(1, k) = uint4{};
+    for (int stage = 0; stage < STAGES && k * threads + thread >= end; ++stage) {
+      *slot(stage, 0, k) = *slot(stage, 1, k) = uint4{};
+    }
   }
+  wait_for_the_kernel_before();
   int64_t row = static_cast<int64_t>(blockIdx.x) * groups + group;
-  fetch(row);
-  int parity = 0;
-  for (; row < in.rows; row += stride) {
-    wait_copies<0>();
+#pragma unroll
+  for (int stage = 0; stage < STAGES; ++stage) fetch(row + stage * stride, stage);
+  let_the_next_kernel_start();
+  int stage = 0;
+  for (int turn = 0; row < in.rows; row += stride, turn ^= 1) {
+    wait_copies<STAGES - 1>();
     Words<T, WIDTH> gate[VECTORS], up[VECTORS];
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k) {
-      gate[k] = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(0, k)));
-      up[k] = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(1, k)));
+      gate[k] = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(stage, 0, k)));
+      up[k] = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(stage, 1, k)));
       forget(gate[k]);
       forget(up[k]);
     }
-    fetch(row + stride);
+    fetch(row + STAGES * stride, stage);
+    stage = STAGES == 1 || stage + 1 == STAGES ? 0 : stage + 1;
     float values[VECTORS][WIDTH];
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k) {
@@ -126,12 +142,8 @@ __global__ void __launch_bounds__(SILU_THREADS, 2) silu_stream(SiluInputs<T> in,
 #pragma unroll
       for (int i = 0; i < WIDTH; ++i) values[k][i] = silu_product(values[k][i], other[i]);
     }
-    encode_row<WIDTH, VECTORS, BLOCKS>(in.fp8, row, in.length, end, threads, group, thread,
-                                       slots[parity] + group * (threads / 32), [&](int k, float (&lanes)[WIDTH]) {
-#pragma unroll
-                                         for (int i = 0; i < WIDTH; ++i) lanes[i] = values[k][i];
-                                       });
-    parity ^= 1;
+    encode_held_row<WIDTH, VECTORS, BLOCKS>(in.fp8, row, in.length, end, threads, group, thread,
+                                            slots[turn] + group * (threads / 32), values);
   }
 }
 
@@ -164,14 +176,19 @@ void launch_silu(const SiluInputs<T>& in, RowMapping mapping, bool wide, int pro
   int shift = 0;
   while ((1 << shift) < mapping.threads) ++shift;
   if constexpr (!std::is_same_v<T, double>) {
-    if (wide && mapping.vectors <= SILU_VECTORS && mapping.threads <= SILU_THREADS && mapping.vectors > 1) {
-      const int64_t groups = SILU_THREADS / mapping.threads;
-      const int64_t most = 2 * static_cast<int64_t>(processors);
-      if (in.rows >= 2 * most * groups) {
-        const auto kernel = silu_stream<T, SILU_VECTORS, BLOCKS>;
-        constexpr int BYTES = 2 * SILU_VECTORS * SILU_THREADS * VECTOR_BYTES;
-        STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
-        kernel<<<static_cast<unsigned>(most), SILU_THREADS, BYTES, stream>>>(in, mapping.threads, shift);
+    // A row's threads in whole warps, and as many rows a block as it has room for.
+    const int64_t threads = ((vectors + SILU_VECTORS - 1) / SILU_VECTORS + 31) / 32 * 32;
+    if (wide && mapping.vectors > 1 && threads <= SILU_THREADS) {
+      const int64_t groups = SILU_THREADS / threads;
+      if (in.rows >= 4 * static_cast<int64_t>(processors) * groups) {
+        const auto kernel = silu_stream<T, SILU_VECTORS, BLOCKS, SILU_STAGES<BLOCKS>>;
+        const int block = static_cast<int>(groups * threads);
+        const int bytes = SILU_STAGES<BLOCKS> * 2 * SILU_VECTORS * block * VECTOR_BYTES;
+        STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        int at_once = 0;
+        STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, kernel, block, bytes));
+        launch_overlapping_shared(kernel, static_cast<unsigned>(std::max(at_once, 1) * processors), block, bytes,
+                                  stream, in, static_cast<int>(threads));
         return;
       }
     }

@@ -38,18 +38,20 @@ OPGRAFT_ANYWHERE float power_of_two_from_below(float positive) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(positive) & 0xff800000u);
 }
 
-// 1 / d, rounded to nearest, for d from 2^-126 up to 2^126, and 0 for infinity. On CUDA Newton's step on the hardware's
-// approximation, in 3 instructions: exact for every such d (tests/gpu/exact_division.cu tries them all).
-OPGRAFT_ANYWHERE float inverse_of(float d) {
+// 1 / d, rounded to nearest, for d from 2^-126 up to 2^126. On CUDA Newton's step on the hardware's approximation, in 3
+// instructions: exact for every such d (tests/gpu/exact_division.cu tries them all).
+OPGRAFT_ANYWHERE float inverse_of_finite(float d) {
 #if defined(__CUDA_ARCH__)
   float guess;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(d));
-  const float found = __fmaf_rn(__fmaf_rn(-d, guess, 1.0f), guess, guess);
-  return d == INFINITY ? 0.0f : found;
+  return __fmaf_rn(__fmaf_rn(-d, guess, 1.0f), guess, guess);
 #else
   return 1.0f / d;
 #endif
 }
+
+// The same, and 0 for infinity.
+OPGRAFT_ANYWHERE float inverse_of(float d) { return d == INFINITY ? 0.0f : inverse_of_finite(d); }
 
 // amax / 448, rounded to nearest, where it is a normal number: a product with the rounded inverse, corrected by what it
 // left over (Markstein 1990). Tried for every float32 by tests/gpu/exact_division.cu.

@@ -45,7 +45,7 @@ OPGRAFT_ANYWHERE float silu_product(float gate, float up) {
   p = fused_multiply_add(p, f, SILU_C1);
   p = fused_multiply_add(p, f, 1.0f);
   const float e = std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23));
-  const float silu = a * inverse_of(1.0f + e);
+  const float silu = a * inverse_of_finite(1.0f + e);  // at most 2^126
   return silu * up;
 }
 

@@ -106,21 +106,39 @@ def apply(
     found: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     if _one_pass_serves(logits, target, reduction):
         found = _OnePass.apply(*args)  # type: ignore[no-untyped-call]
+    elif _scaling_serves(logits, reduction):
+        found = with_gradient_op(*args)[:3]
     else:
         found = call(rows_op, reference, *args)
     return found
 
 
 def _one_pass_serves(logits: torch.Tensor, target: torch.Tensor, reduction: int) -> bool:
-    """Where the gradient may be written in the forward: eager autograd, one incoming gradient for all rows.
-
-    A compiled backward gets the incoming gradient as a tensor of unknown value, and may not write what was saved for
-    it: scaling would be a pass of its own, and reading the logits again moves less.
-    """
+    """Where the gradient may be written in the forward and looked after by the backward: eager autograd, one incoming
+    gradient for all rows."""
     if torch.compiler.is_compiling() or reduction == NONE or not torch.is_grad_enabled() or not logits.requires_grad:
         return False
     plain_tensors = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in (logits, target))
     return plain_tensors and not _compat.is_mapped() and _compat.graph_is_kept is not None
+
+
+def _scaling_serves(logits: torch.Tensor, reduction: int) -> bool:
+    """Where a compiled backward multiplies the forward's gradient by the incoming one, whose value no graph knows.
+
+    Inductor does so in place. On a CPU, where exponentials cost more than that pass, it is faster than to read the
+    logits again; on a GPU it moves a quarter more. Not in float16: small gradients are lost before a loss scale, which
+    is there to save them, has a say.
+    """
+    return (
+        torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+        and logits.device.type == "cpu"
+        and logits.dtype != torch.float16
+        and reduction != NONE
+        and torch.is_grad_enabled()
+        and logits.requires_grad
+        and not _compat.is_dtensor(logits)
+    )
 
 
 class _OnePass(torch.autograd.Function):

@@ -17,6 +17,7 @@ from opgraft.ops.cross_entropy import (
     row_rule,
     samples,
     saved_gradients,
+    weight_wanted,
     with_gradient_op,
 )
 from opgraft.ops.cross_entropy_reference import NONE, reference
@@ -122,14 +123,28 @@ def _with_gradient_fake(
 
 def _setup_with_gradient_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     logits, target, weight, *ctx.options = inputs
-    ctx.save_for_backward(logits, target, weight, output[2])
+    ctx.save_for_backward(logits, target, weight, *output[2:])
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)
 
 
 def _with_gradient_backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    logits, target, weight, statistics = ctx.saved_tensors
-    return saved_gradients(ctx, grads[0], grads[1], logits, target, weight, statistics, ctx.options)
+    logits, target, weight, statistics, gradient = ctx.saved_tensors
+    grad_loss, grad_lse, *_ = grads
+    if grad_loss is not None and grad_lse is None and _scales(ctx, logits.dtype, grad_loss):
+        return scaled(gradient, grad_loss), *(None,) * 7
+    return saved_gradients(ctx, grad_loss, grad_lse, logits, target, weight, statistics, ctx.options)
+
+
+def _scales(ctx: Any, dtype: torch.dtype, grad_loss: torch.Tensor) -> bool:
+    """Whether the incoming gradient is one number for all rows, and nobody wants a derivative of the result."""
+    one = grad_loss.dim() == 0 and int(ctx.options[-1]) != NONE
+    return one and dtype != torch.float16 and not weight_wanted(ctx) and not torch.is_grad_enabled()
+
+
+def scaled(gradient: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """The gradient for another incoming one. What is zero stays so: ignored rows, where ``by`` is no number."""
+    return torch.where(gradient == 0, 0.0, gradient.to(by.dtype) * by).to(gradient.dtype)
 
 
 def _with_gradient_vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:

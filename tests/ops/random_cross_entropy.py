@@ -1,12 +1,14 @@
 """Random calls of cross_entropy against float64: values, gradients, and how exact the reference is in the same dtype.
 
-python tests/ops/random_cross_entropy.py [--cases 10000] [--device cuda] [--seed 0]
+python tests/ops/random_cross_entropy.py [--cases 10000] [--device cuda] [--seed 0] [--processes 1]
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -140,12 +142,24 @@ def _words(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)} {value.stride()}" if isinstance(value, torch.Tensor) else str(value)
 
 
+def run_part(cases: int, device: str, seed: int) -> list[str]:
+    torch.set_num_threads(1)
+    return run(cases, torch.device(device), seed)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10000)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--processes", type=int, default=1, help="each draws its share of the cases from a seed of its own"
+    )
     given = parser.parse_args()
-    wrong = run(given.cases, torch.device(given.device), given.seed)
+    share = -(-given.cases // given.processes)
+    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
+        seeds = range(given.seed * given.processes, (given.seed + 1) * given.processes)
+        jobs = [pool.submit(run_part, share, given.device, seed) for seed in seeds]
+        wrong = [line for job in jobs for line in job.result()]
     print("\n".join(wrong[:20]))
-    print(f"{given.cases} random calls on {given.device}, {len(wrong)} wrong")
+    print(f"{share * given.processes} random calls on {given.device}, {len(wrong)} wrong")

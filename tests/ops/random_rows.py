@@ -1,6 +1,6 @@
 """Random calls of the ops over rows against float64: shapes, strides, dtypes, options, gradients. Run by hand.
 
-python tests/ops/random_rows.py [--cases 10000] [--device cuda] [--seed 0] [rms_norm add_rms_norm ...]
+python tests/ops/random_rows.py [--cases 10000] [--device cuda] [--seed 0] [--processes 1] [--seconds S] [OP ...]
 
 A result may err by twice what the reference errs in the same dtype plus a few roundings of the size of what was added
 up. Codes of fp8 ops are compared with the stated rule (row_rule.py) bit for bit. Prints one line an op, and exits 1 on
@@ -12,6 +12,9 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import row_rule
@@ -21,12 +24,16 @@ import opgraft
 from opgraft.ops import add_rms_norm, rms_norm
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+MANY_ELEMENTS = 12_000_000
 WIDTHS = (1, 2, 8, 33, 64, 100, 128, 256, 500, 512, 1000, 1024, 2048, 4096, 5120, 8192, 16384, 20000, 32768, 65536)
 
 
 def rows(choice: random.Random, length: int, dtype: torch.dtype, device: torch.device, generator: Any) -> torch.Tensor:
-    """A few rows: dense, every second row, every second element, shifted, transposed or repeated."""
+    """Rows: dense, every second row, every second element, shifted, transposed or repeated. A few of them; on a GPU now
+    and then as many as keep it busy for more than one round."""
     count = choice.randint(1, max(1, min(40, 60000 // length)))
+    if device.type == "cuda" and length >= 256 and choice.random() < 0.03:
+        count = MANY_ELEMENTS // length
     form = choice.choice(["dense", "dense", "rows", "elements", "shifted", "transposed", "repeated"])
 
     def normal(*sizes: int) -> torch.Tensor:
@@ -106,7 +113,7 @@ def fp8_case(choice: random.Random, device: torch.device, generator: Any, name: 
     options = (choice.choice([0, 128]), choice.choice([None, 0.01, 1e-4]), choice.random() < 0.5)
     if name == "silu_mul_fp8":
         found = opgraft.silu_mul_fp8(x, other, *options)
-        values = row_rule.silu_product(x.cpu(), other.cpu())
+        values = row_rule.silu_product(x, other)
     else:
         kind = choice.choice((dtype, torch.float32))
         weight = (
@@ -121,9 +128,28 @@ def fp8_case(choice: random.Random, device: torch.device, generator: Any, name: 
             *found, normed = opgraft.add_rms_norm_fp8(x, other, weight, *more, *options)
             if not torch.equal(normed, x + other):
                 return False
-        values = row_rule.normalised(normed.cpu(), None if weight is None else weight.cpu(), *more)
+        values = row_rule.normalised(normed, weight, *more)
     codes, scales = row_rule.encode(values, *options)
-    return torch.equal(found[0].cpu().view(torch.uint8), codes) and torch.equal(found[1].cpu(), scales)
+    return torch.equal(found[0].view(torch.uint8), codes) and torch.equal(found[1], scales)
+
+
+def run_part(name: str, device_name: str, cases: range, seed: int, seconds: float) -> tuple[int, list[int]]:
+    """How many of ``cases`` there was time for, and which were wrong."""
+    device, started = torch.device(device_name), time.monotonic()
+    torch.set_num_threads(1)
+    wrong = []
+    for done, case in enumerate(cases):
+        if time.monotonic() - started > seconds:
+            return done, wrong
+        choice = random.Random(f"{seed} {name} {case}")
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + case)
+        if "fp8" in name:
+            right = fp8_case(choice, device, generator, name)
+        else:
+            right = norm_case(choice, device, generator, name == "add_rms_norm")
+        if not right:
+            wrong.append(case)
+    return len(cases), wrong
 
 
 def main() -> int:
@@ -133,22 +159,18 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=10000)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="an op, at most")
     given = parser.parse_args()
-    device = torch.device(given.device)
     failed = 0
-    for name in given.ops:
-        wrong = []
-        for case in range(given.cases):
-            choice = random.Random(f"{given.seed} {name} {case}")
-            generator = torch.Generator().manual_seed(given.seed * 1_000_003 + case)
-            if "fp8" in name:
-                right = fp8_case(choice, device, generator, name)
-            else:
-                right = norm_case(choice, device, generator, name == "add_rms_norm")
-            if not right:
-                wrong.append(case)
-        print(f"{name}: {given.cases} cases, {len(wrong)} wrong {wrong[:8]}", flush=True)
-        failed += len(wrong)
+    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
+        for name in given.ops:
+            parts = [range(first, given.cases, given.processes) for first in range(given.processes)]
+            jobs = [pool.submit(run_part, name, given.device, part, given.seed, given.seconds) for part in parts]
+            done = sum(job.result()[0] for job in jobs)
+            wrong = sorted(case for job in jobs for case in job.result()[1])
+            print(f"{name}: {done} cases, {len(wrong)} wrong {wrong[:8]}", flush=True)
+            failed += len(wrong)
     return failed > 0
 
 

@@ -125,6 +125,47 @@ def test_rows_that_are_ignored_get_zeros_even_where_they_are_not_numbers() -> No
     assert logits.grad[[0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("rows", [1, 3, 64, 128, 129])
+def test_few_rows_and_one_more(rows: int, reduction: Any, device: torch.device) -> None:
+    """A GPU deals few rows out otherwise than many, and counts their targets in the same kernel."""
+    logits = _normal(rows, 8209, dtype=torch.float32).to(device).requires_grad_()
+    weight = _normal(8209, seed=3, dtype=torch.float32).abs().to(device)
+    target = _targets(rows, classes=8209).to(device)
+    share = torch.linspace(0.5, 2.0, rows, device=device) if reduction == "none" else 1.5
+    exact = logits.detach().double().requires_grad_()
+    for given in (None, weight):
+        loss = opgraft.cross_entropy(logits, target, weight=given, reduction=reduction)
+        (gradient,) = torch.autograd.grad((loss * share).sum(), logits)
+        wanted = F.cross_entropy(exact, target, None if given is None else given.double(), reduction=reduction)
+        (wanted_gradient,) = torch.autograd.grad((wanted * share).sum(), exact)
+        torch.testing.assert_close(loss.double(), wanted.detach(), rtol=1e-5, atol=1e-6)
+        scale = wanted_gradient.abs().max().item()
+        torch.testing.assert_close(gradient.double(), wanted_gradient, rtol=1e-5, atol=1e-6 * scale)
+    none = opgraft.cross_entropy(logits, torch.full_like(target, -100), reduction=reduction)
+    (gradient,) = torch.autograd.grad((none * share).sum(), logits)
+    assert bool(none.isnan().all()) == (reduction == "mean")
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("factor", [1.0, 65536.0, torch.nan])
+def test_a_compiled_step_gives_the_gradient_of_an_eager_one(
+    dtype: torch.dtype, factor: float, device: torch.device
+) -> None:
+    """Also under a loss scale, without which most of a float16 gradient would be zero."""
+    logits = _normal(24, 5003, dtype=dtype).mul_(3).to(device).requires_grad_()
+    target = _targets(24, classes=5003).to(device)
+    compiled = torch.compile(opgraft.cross_entropy, fullgraph=True, dynamic=False)
+    loss = compiled(logits, target)
+    (found,) = torch.autograd.grad(loss * factor, logits)
+    eager = opgraft.cross_entropy(logits, target)
+    (wanted,) = torch.autograd.grad(eager * factor, logits)
+    torch.testing.assert_close(loss, eager)
+    assert not found[target < 0].any()
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
 def test_a_target_that_is_no_class_is_refused_on_the_cpu() -> None:
     with pytest.raises(RuntimeError, match=r"cross_entropy: target is 7 in row 1, expected a class from 0 to 4"):
         opgraft.cross_entropy(_normal(3, 5), torch.tensor([0, 7, 1]))
