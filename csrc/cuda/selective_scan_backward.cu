@@ -30,14 +30,14 @@
 namespace opgraft::cuda {
 namespace {
 
-// out[i] = sum over parts of in[part * stride + i], in order.
+// out[i] = sum over parts of in[part * stride + i], in order, in double: there are few.
 template <typename A, typename T>
 __global__ void add_parts(const A* __restrict__ in, T* __restrict__ out, int64_t parts, int64_t stride, int64_t size) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= size) return;
-  A sum = A(0);
+  double sum = 0;
   for (int64_t p = 0; p < parts; ++p) sum += in[p * stride + i];
-  out[i] = narrow<T>(sum);
+  out[i] = narrow<T>(static_cast<A>(sum));
 }
 
 // The blocks' parts of dB and dC, [part][B or C][size]. ADDERS threads take every ADDERS-th part of COUNT elements, so

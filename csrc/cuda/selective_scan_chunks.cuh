@@ -94,33 +94,30 @@ __device__ __forceinline__ void fill_matrices(const ScanData<T>& d, const T* b, 
   }
 }
 
+// The value of the lane that is `by` chunks earlier (BACK: later); its own where there is none.
+template <typename C, bool BACK, typename A>
+__device__ __forceinline__ A from_lane(A value, int by) {
+  static_assert(C::PARTS == 1);
+  return BACK ? __shfl_down_sync(WHOLE_WARP, value, by, C::LANES) : __shfl_up_sync(WHOLE_WARP, value, by, C::LANES);
+}
+
 // What leaves each lane's chunk, from what leaves it when it starts from zero and the decay of the whole chunk, for
-// several rows at once. BACK: time runs backwards over the lanes.
+// several rows at once. BACK: time runs backwards over the lanes. `whole` of the lane where time begins is zero: what is
+// before it is in its value already. So is then the product of every lane that has all of its past, and no step needs
+// to know how many lanes there are before a lane.
 template <typename C, bool BACK, int COUNT, typename A>
-__device__ __forceinline__ void carry_over(A (&value)[COUNT], const A (&whole)[COUNT], int slot) {
+__device__ __forceinline__ void carry_over(A (&value)[COUNT], const A (&whole)[COUNT]) {
   A decay[COUNT];
 #pragma unroll
   for (int j = 0; j < COUNT; ++j) decay[j] = whole[j];
 #pragma unroll
   for (int by = 1; by < C::LANES; by *= 2) {
-    const int lanes = by * C::PARTS;
-    const bool there = BACK ? slot + by < C::LANES : slot >= by;
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
-      const A from = BACK ? __shfl_down_sync(WHOLE_WARP, value[j], lanes) : __shfl_up_sync(WHOLE_WARP, value[j], lanes);
-      if (there) value[j] = fma(decay[j], from, value[j]);
-      if (2 * by < C::LANES) {
-        const A over =
-            BACK ? __shfl_down_sync(WHOLE_WARP, decay[j], lanes) : __shfl_up_sync(WHOLE_WARP, decay[j], lanes);
-        if (there) decay[j] *= over;
-      }
+      value[j] = fma(decay[j], from_lane<C, BACK>(value[j], by), value[j]);
+      if (2 * by < C::LANES) decay[j] *= from_lane<C, BACK>(decay[j], by);
     }
   }
-}
-
-template <typename C, bool BACK, typename A>
-__device__ __forceinline__ A neighbour(A value) {
-  return BACK ? __shfl_down_sync(WHOLE_WARP, value, C::PARTS) : __shfl_up_sync(WHOLE_WARP, value, C::PARTS);
 }
 
 }  // namespace opgraft::cuda

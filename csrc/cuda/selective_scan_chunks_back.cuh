@@ -32,8 +32,8 @@ struct ChunkBackShared {
   static constexpr int SHARE = 2 * M::ROW + (C::ADDERS > 2 ? 8 : C::ADDERS > 1 ? 16 : 0);
   static constexpr int SHARES = C::CHANNELS * SHARE;
   static size_t bytes(int states, int rounds) {
-    const size_t entries = static_cast<size_t>(C::CHANNELS) * rounds * (4 * states + 2);
-    return sizeof(A) * (2 * M::KIND + 2 * SHARES + entries);
+    const size_t rows = static_cast<size_t>(C::CHANNELS) * rounds;
+    return sizeof(A) * (2 * M::KIND + 2 * SHARES + rows * 4 * states) + rows * 2 * sizeof(double);
   }
 };
 
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   A* matrices = reinterpret_cast<A*>(shared);
   A* shares = matrices + 2 * M::KIND;
   auto* all_entries = reinterpret_cast<BackEntry<A>*>(shares + 2 * Shared::SHARES);
-  A* all_sums = reinterpret_cast<A*>(all_entries + C::CHANNELS * rounds * d.states);
+  auto* all_sums = reinterpret_cast<RowSum<T>*>(all_entries + C::CHANNELS * rounds * d.states);
   A* own_share = shares + (warp * ROWS + row) * Shared::SHARE + slot * M::PITCH;
 
   const BlockPlace place = block_place(d, C::CHANNELS * rounds);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       }
       entries[i] = {decay, A(0), carry, A(0)};
     }
-    if (lane < 2 * ROWS) sums_of(round)[lane] = A(0);
+    if (lane < 2 * ROWS) sums_of(round)[lane] = 0;
   }
   __syncwarp();
 
@@ -210,6 +210,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         BackEntry<A>* entry = entries + first * ROWS + row;
         A* to_state = own_matrices + first * d.length + tile;
         BackEntry<A> next = *entry;
+        __syncwarp();  // before the first is written; the others have a barrier between
         A factor[S], whole_factor = exp2_fast(chunk_sum * next.decay);
 #pragma unroll
         for (int i = 0; i < S; ++i) factor[i] = exp2_fast(step[i] * next.decay);
@@ -228,9 +229,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #pragma unroll
             for (int k = 3; k >= 0; --k) up[0] = factor[i + k] * fma(dy[i + k], wide[k], up[0]);
           }
-          const A decays[1] = {whole_factor};
+          const A decays[1] = {last_lane ? A(0) : whole_factor};
           if constexpr (REDUCE) {
-            carry_over<C, true>(up, decays, slot);
+            carry_over<C, true>(up, decays);
+            __syncwarp();  // every lane has read it
             if (first_lane) entry->carry = up[0];
             whole_factor = exp2_fast(chunk_sum * next.decay);
 #pragma unroll
@@ -248,10 +250,11 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
                 local[0] = fma(factor[i + k], local[0], state[i + k]);
               }
             }
-            carry_over<C, false>(local, decays, slot);
-            carry_over<C, true>(up, decays, slot);
+            const A forward_decays[1] = {first_lane ? A(0) : whole_factor};
+            carry_over<C, false>(local, forward_decays);
+            carry_over<C, true>(up, decays);
             whole_factor = exp2_fast(chunk_sum * next.decay);
-            const A before = neighbour<C, false>(local[0]), after = neighbour<C, true>(up[0]);
+            const A before = from_lane<C, false>(local[0], 1), after = from_lane<C, true>(up[0], 1);
             const A start = first_lane ? own.state : before;
             A carry = last_lane ? own.carry : after, slope = A(0);
 #pragma unroll
@@ -301,7 +304,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if (slot == 0) sums_of(round)[2 * row] += chunk_sum;
         continue;
       }
-      A skip_sum = A(0), bias_sum = A(0);
+      RowSum<T> skip_sum = 0, bias_sum = 0;
       if (left > 0) {
         const A skip = d.skip ? d.skip[channel + row] : A(0);
 #pragma unroll
@@ -319,8 +322,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
           load_row<WIDE>(d.delta + at + v * ITEMS, left_v, delta);
           load_row<WIDE>(g.up + at + v * ITEMS, left_v, up);
           if (d.z) load_row<WIDE>(d.z + at + v * ITEMS, left_v, gate);
-          finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, u, delta, up, gate, bias, skip, to_in, to_size, out,
-                                      skip_sum, bias_sum);
+          finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, u, delta, up, gate, bias, skip, step + v * ITEMS,
+                                      to_in, to_size, out, skip_sum, bias_sum);
         }
       }
 #pragma unroll
@@ -354,10 +357,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     if (lane < ROWS && lane < count) {
       const int64_t part = place.segment * all_rows + first_row + lane;
       if (REDUCE) {
-        plan_sums<T>(plan)[part] = sums_of(round)[2 * lane];
+        plan_sums<T>(plan)[part] = static_cast<A>(sums_of(round)[2 * lane]);
       } else {
-        g.skip[part] = sums_of(round)[2 * lane];
-        g.bias[part] = sums_of(round)[2 * lane + 1];
+        g.skip[part] = static_cast<A>(sums_of(round)[2 * lane]);
+        g.bias[part] = static_cast<A>(sums_of(round)[2 * lane + 1]);
       }
     }
   }

@@ -21,14 +21,67 @@ struct SerialCut {
   static constexpr int SPAN = 64;  // steps of B and C in shared memory
   static constexpr int BATCH = 8;  // states whose dB and dC are added up at once
   static constexpr int MOST = CHUNK_STATES;
-  static_assert(THREADS == 128, "a thread has one sum of a batch");
+  static_assert(THREADS == 128 && THREADS == MOST * STEPS, "a thread has one sum of a batch, or two of a tile");
 };
 
 template <typename A>
-struct alignas(16) SerialEntry {
-  A decay;
+struct alignas(8) SerialEntry {
   A carry;  // the gradient of the state that leaves the tile
   A slope;  // the gradient of the decay, so far
+};
+
+// Adds what the threads of a warp hold for one pair of states (a lane's part says which of the two): to dB of 8 steps,
+// to dC of 8 steps, each the sum of a thread's rows. Sixteen groups of two lanes hold parts of the same sum.
+//
+// Tensor cores add over lanes: a product with a matrix of ones and zeros sums columns. The first, twice for four steps,
+// puts step s of part p into row 2 s + p and adds up two groups; the second adds up the eight columns that are left.
+// Operands are TF32. The first product cuts addends off after 11 bits (ROUND: rounds them), so this is for gradients
+// that are rounded to 8 (11) bits in the end.
+template <bool ROUND>
+struct WarpSums {
+  static constexpr uint32_t ONE = 0x3f800000;
+  uint32_t first[2][4], ones[2];
+
+  // Rows from 8 on, every other operand, are not used: they are given what differs, as operands have to stand in
+  // registers of their own, and the compiler would copy what is equal into them before every product.
+  __device__ __forceinline__ explicit WarpSums(int lane) {
+    const int row = lane / 4, part = lane % 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int before = i / 2 * 2 + i % 2 + part;
+      first[0][i] = row == before ? ONE : 0u;
+      first[1][i] = row == 4 + before ? ONE : 0u;
+    }
+    ones[0] = ONE | gridDim.z >> 31;  // not known to the compiler either
+    ones[1] = first[0][0];
+  }
+
+  // To the nearest number of 11 bits, for finite values.
+  static __device__ __forceinline__ uint32_t rounded(float value) { return __float_as_uint(value) + 0x1000u; }
+
+  static __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+
+  // The sums over the warp of four steps, in every fourth lane alike: out[p] is that of step lane % 4 of part p.
+  __device__ __forceinline__ void add(const float (&values)[4], float (&out)[2]) const {
+    float sum[4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float v0 = values[2 * i], v1 = values[2 * i + 1];
+      multiply(sum, first[i], ROUND ? rounded(v0) : __float_as_uint(v0), ROUND ? rounded(v1) : __float_as_uint(v1));
+    }
+    // Of row 2 s + p a lane has two columns: their sum is the operand that it holds of column 2 s + p.
+    float all[4] = {};
+    asm("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(all[0]), "+f"(all[1]), "+f"(all[2]), "+f"(all[3])
+        : "r"(ones[0]), "r"(ones[1]), "r"(rounded(sum[0] + sum[1])));
+    out[0] = all[0];
+    out[1] = all[1];
+  }
 };
 
 // What a warp reads of a tile: it arrives while the tile behind it is walked.
@@ -43,12 +96,14 @@ template <typename T, typename C>
 struct SerialShared {
   using A = DeviceAccumulate<T>;
   using M = ChunkMatrices<A, C>;
+  static constexpr bool TENSOR = sizeof(T) == 2;  // sums over channels by WarpSums, else through shared memory
   static constexpr int PLACES = 36;  // of a vector of every lane: odd lanes from 20, so that writers meet all banks
-  static constexpr int WARP_SHARES = C::BATCH / 2 * 4 * PLACES * 4;
+  static constexpr int KIND_SUMS = C::MOST * C::STEPS + 8;  // of a warp's tile; writers meet all banks
+  static constexpr int WARP_SHARES = TENSOR ? 2 * 2 * KIND_SUMS : C::BATCH / 2 * 4 * PLACES * 4;
   static __host__ __device__ int padded(int states) { return (states + C::BATCH - 1) / C::BATCH * C::BATCH; }
   static size_t bytes(int states) {
     return sizeof(A) * (2 * M::KIND + C::WARPS * WARP_SHARES) + C::WARPS * 2 * sizeof(SerialTile<T, C>) +
-           sizeof(SerialEntry<A>) * padded(states) * C::CHANNELS;
+           (sizeof(SerialEntry<A>) + sizeof(A)) * padded(states) * C::CHANNELS;
   }
 };
 
@@ -66,7 +121,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   A* matrices = reinterpret_cast<A*>(shared);
   A* shares = matrices + 2 * M::KIND;
   auto* tiles = reinterpret_cast<SerialTile<T, C>*>(shares + C::WARPS * Shared::WARP_SHARES) + 2 * warp;
-  auto* entries = reinterpret_cast<SerialEntry<A>*>(tiles + 2 * (C::WARPS - warp)) + warp * 32 * padded;
+  auto* all_entries = reinterpret_cast<SerialEntry<A>*>(tiles + 2 * (C::WARPS - warp));
+  SerialEntry<A>* entries = all_entries + warp * 32 * padded;  // [state][row]
+  A* decays = reinterpret_cast<A*>(all_entries + C::CHANNELS * padded) + warp * 32 * padded;
   // Each of the two takes the row first that it reads and writes.
   auto row_of = [&](int j) { return 2 * group + (j ^ part); };
 
@@ -81,8 +138,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   for (int i = lane; i < 32 * padded; i += 32) {
     const int n = i / 32;
     const bool real = lane < count && n < d.states;
-    entries[i] = {real ? d.a[(channel + lane) * d.states + n] * A(LOG2_E) : A(0),
-                  real && g.up_final ? g.up_final[(first_row + lane) * d.states + n] : A(0), A(0)};
+    decays[i] = real ? d.a[(channel + lane) * d.states + n] * A(LOG2_E) : A(0);
+    entries[i] = {real && g.up_final ? g.up_final[(first_row + lane) * d.states + n] : A(0), A(0)};
   }
   __syncwarp();
 
@@ -123,20 +180,49 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
     if (first + 2 * out_pair + adder_part < d.states && out_step < steps) sum_to[first * d.length + tile] = sum[0][0];
   };
 
+  // A tile's sums of every warp, [warp][B or C][state][step]; the tile after it has its own.
+  const WarpSums<std::is_same_v<T, __half>> warp_sums(lane);
+  const bool sum_kind = lane / 4 % 2, sum_half = lane / 8 % 2;  // what this lane keeps of them
+  A* const own_sums = shares + warp * Shared::WARP_SHARES + sum_kind * Shared::KIND_SUMS + sum_half * 4 + lane % 4;
+  auto keep_sums = [&](A* to, const float (&sums)[2][2][2]) {
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      const A early = sum_kind ? sums[0][1][p] : sums[0][0][p], late = sum_kind ? sums[1][1][p] : sums[1][0][p];
+      if (lane < 16) to[p * S] = sum_half ? late : early;
+    }
+  };
+  auto add_warps = [&](int which, int64_t tile, int steps) {
+#pragma unroll
+    for (int kind = 0; kind < 2; ++kind) {
+      const A* from = shares + (which * 2 + kind) * Shared::KIND_SUMS + threadIdx.x;
+      A sum = from[0];
+#pragma unroll
+      for (int w = 1; w < C::WARPS; ++w) sum += from[w * Shared::WARP_SHARES];
+      const int n = threadIdx.x / S, t = threadIdx.x % S;
+      if (n < d.states && t < steps) own_matrices[kind * kind_stride + n * d.length + tile + t] = sum;
+    }
+  };
+
   const int own_row = row_of(0);
   const bool there = own_row < count;
   const int64_t own_at = (first_row + (there ? own_row : 0)) * d.length;
   const A bias = d.bias && there ? d.bias[channel + own_row] : A(0);
   const A skip = d.skip && there ? d.skip[channel + own_row] : A(0);
-  A skip_sum = A(0), bias_sum = A(0);
+  RowSum<T> skip_sum = 0, bias_sum = 0;
 
   const bool four_rows = all_rows % 4 == 0 && first_row % 4 == 0 && (count >= 32 || count % 4 == 0);
+  // Where the next tile that is fetched is: kept, as finding it takes longer than to go a tile back.
+  const int64_t last = (d.length - 1) / S * S;
+  int64_t fetch_at = own_at + last;
+  const int mark_row = four_rows ? lane % 8 * 4 : lane, mark_state = four_rows ? lane / 8 : 0;
+  const A* fetch_marks = g.states + (last / S * d.states + mark_state) * all_rows + first_row + mark_row;
+  const bool mark_there = mark_row < count;
   auto fetch = [&](int64_t tile, SerialTile<T, C>& to) {
     const int left = there ? static_cast<int>(min(d.length - tile, int64_t{S})) : 0;
     if constexpr (WIDE) {
 #pragma unroll
       for (int v = 0; v < VECTORS; ++v) {
-        const int64_t at = own_at + tile + v * ITEMS;
+        const int64_t at = fetch_at + v * ITEMS;
         const bool real = left > v * ITEMS;
         copy_async<16>(&to.u[v][lane], d.u + at, real);
         copy_async<16>(&to.delta[v][lane], d.delta + at, real);
@@ -146,32 +232,31 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
     } else {
 #pragma unroll
       for (int v = 0; v < VECTORS; ++v) {
-        const int64_t at = own_at + tile + v * ITEMS;
+        const int64_t at = fetch_at + v * ITEMS;
         load_row<false>(d.u + at, left - v * ITEMS, to.u[v][lane]);
         load_row<false>(d.delta + at, left - v * ITEMS, to.delta[v][lane]);
         load_row<false>(g.up + at, left - v * ITEMS, to.up[v][lane]);
         if (d.z) load_row<false>(d.z + at, left - v * ITEMS, to.gate[v][lane]);
       }
     }
-    const A* marks = g.states + tile / S * d.states * all_rows + first_row;
+    fetch_at -= S;
+    const A* mark = fetch_marks;
     if (four_rows) {
-      const int r = lane % 8 * 4;
 #pragma unroll
       for (int n = 0; n < C::MOST; n += 4) {
-        const int m = n + lane / 8;
-        const bool real = m < d.states && r < count;
-        copy_async<16>(&to.states[m][r], real ? marks + m * all_rows + r : g.states, real);
+        copy_async<16>(&to.states[n + mark_state][mark_row], mark, mark_there && n + mark_state < d.states);
+        mark += 4 * all_rows;
       }
     } else {
-#pragma unroll 4
+#pragma unroll 1
       for (int n = 0; n < C::MOST; ++n) {
-        const bool real = n < d.states && lane < count;
-        copy_async<4>(&to.states[n][lane], real ? marks + n * all_rows + lane : g.states, real);
+        copy_async<4>(&to.states[n][mark_row], mark, mark_there && n < d.states);
+        mark += all_rows;
       }
     }
+    fetch_marks -= d.states * all_rows;
     commit_copies();
   };
-  const int64_t last = (d.length - 1) / S * S;
   fetch(last, tiles[0]);
   int buffer = 0;
 
@@ -203,11 +288,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
 #pragma unroll
       for (int i = 0; i < S; ++i) step[0][i] = softplus<FAST>(step[0][i]);
     }
+    if (left < S) {
 #pragma unroll
-    for (int i = 0; i < S; ++i) {
-      if (i >= left) step[0][i] = A(0);
-      input[0][i] *= step[0][i];
+      for (int i = 0; i < S; ++i) step[0][i] = i < left ? step[0][i] : A(0);
     }
+#pragma unroll
+    for (int i = 0; i < S; ++i) input[0][i] *= step[0][i];
 #pragma unroll
     for (int i = 0; i < S; ++i) {
       step[1][i] = __shfl_xor_sync(WHOLE_WARP, step[0][i], 1);
@@ -225,33 +311,36 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
     }
     const A* from = matrices + M::place(in_span) + part * M::ROW;
     SerialEntry<A>* entry = entries + part * 32;
+    const A* decay_of = decays + part * 32;
     // The decays of a state and the state itself are fetched while the state before it is walked.
-    A factor[ROWS][S], before[ROWS];
-    SerialEntry<A> next[ROWS];
-    auto state_at = [&](int n, int j) { return held.states[n][row_of(j)]; };
+    A factor[ROWS][S], before[ROWS], next[ROWS];
+    const A* mark = &held.states[part][0];
+    [[maybe_unused]] A* sum_at = own_sums + buffer * 2 * Shared::KIND_SUMS;
 #pragma unroll
     for (int j = 0; j < ROWS; ++j) {
-      next[j] = entry[row_of(j)];
-      before[j] = state_at(part, j);
+      next[j] = decay_of[row_of(j)];
+      before[j] = mark[row_of(j)];
 #pragma unroll
-      for (int i = 0; i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * next[j].decay);
+      for (int i = 0; i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * next[j]);
     }
     for (int first = 0; first < padded; first += BATCH) {
 #pragma unroll 1
       for (int pair = 0; pair < PAIRS; ++pair) {
         const int n = first + 2 * pair + part;
         SerialEntry<A> own[ROWS];
-        A start[ROWS], state[ROWS][S], carry[ROWS], slope[ROWS] = {}, wide_b[S];
+        A own_decay[ROWS], start[ROWS], state[ROWS][S], carry[ROWS], slope[ROWS] = {}, wide_b[S];
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) {
-          own[j] = next[j];
+          own_decay[j] = next[j];
+          own[j] = entry[row_of(j)];
           start[j] = before[j];
           carry[j] = own[j].carry;
           if (n + 2 < padded) {
-            next[j] = entry[64 + row_of(j)];
-            before[j] = state_at(n + 2, j);
+            next[j] = decay_of[64 + row_of(j)];
+            before[j] = mark[64 + row_of(j)];
           }
         }
+        mark += 64;
         load_values(from, wide_b);
 #pragma unroll
         for (int i = 0; i < S; ++i) {
@@ -261,6 +350,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
           }
         }
         A* share = shares + warp * Shared::WARP_SHARES + (pair * 4 * Shared::PLACES + part * 20 + group) * 4;
+        [[maybe_unused]] float sums[2][2][2];  // [half of the steps][B or C][part]
 #pragma unroll
         for (int half = 1; half >= 0; --half) {
           A wide_c[4], to_b[4], to_c[4];
@@ -276,26 +366,41 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
               to_b[k] = j ? fma(total, input[j][i], to_b[k]) : total * input[j][i];
               to_input[j][i] = fma(total, wide_b[i], to_input[j][i]);
               carry[j] = factor[j][i] * total;
-              factor[j][i] = exp2_fast(step[j][i] * next[j].decay);
+              factor[j][i] = exp2_fast(step[j][i] * next[j]);
               const A to_exponent = carry[j] * (i ? state[j][i ? i - 1 : 0] : start[j]);
-              to_step[j][i] = fma(to_exponent, own[j].decay, to_step[j][i]);
+              to_step[j][i] = fma(to_exponent, own_decay[j], to_step[j][i]);
               slope[j] = fma(to_exponent, step[j][i], slope[j]);
             }
           }
-          store_values(share + half * Shared::PLACES * 4, to_b);
-          store_values(share + (2 + half) * Shared::PLACES * 4, to_c);
+          if constexpr (!Shared::TENSOR) {
+            store_values(share + half * Shared::PLACES * 4, to_b);
+            store_values(share + (2 + half) * Shared::PLACES * 4, to_c);
+          } else {
+            warp_sums.add(to_b, sums[half][0]);
+            warp_sums.add(to_c, sums[half][1]);
+          }
+        }
+        if constexpr (Shared::TENSOR) {
+          keep_sums(sum_at, sums);
+          sum_at += 2 * S;
         }
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) {
-          entry[row_of(j)].carry = carry[j];
-          entry[row_of(j)].slope = own[j].slope + slope[j];
+          entry[row_of(j)] = {carry[j], own[j].slope + slope[j]};
         }
         entry += 64;
+        decay_of += 64;
         from += 2 * M::ROW;
       }
+      if constexpr (!Shared::TENSOR) {
+        __syncthreads();
+        add_shares(first, tile, steps);
+        __syncthreads();
+      }
+    }
+    if constexpr (Shared::TENSOR) {
       __syncthreads();
-      add_shares(first, tile, steps);
-      __syncthreads();
+      add_warps(buffer, tile, steps);
     }
 
 #pragma unroll
@@ -319,7 +424,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
         if (d.z) gate = load_words<16>(&held.gate[v][lane]);
         finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, load_words<16>(&held.u[v][lane]),
                                     load_words<16>(&held.delta[v][lane]), load_words<16>(&held.up[v][lane]), gate, bias,
-                                    skip, to_in, to_size, out, skip_sum, bias_sum);
+                                    skip, step[0] + v * ITEMS, to_in, to_size, out, skip_sum, bias_sum);
       }
     }
   }
@@ -332,8 +437,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
     g.initial[at] = entries[i].carry;
   }
   if (there) {
-    g.skip[first_row + own_row] = skip_sum;
-    g.bias[first_row + own_row] = bias_sum;
+    g.skip[first_row + own_row] = static_cast<A>(skip_sum);
+    g.bias[first_row + own_row] = static_cast<A>(bias_sum);
   }
 }
 
