@@ -51,6 +51,13 @@ __device__ __forceinline__ BlockPlace block_place(const ScanData<T>& d, int64_t 
   return place;
 }
 
+// threadIdx.x, read once: the compiler would read it again and again, and wait for it, to save a register.
+__device__ __forceinline__ int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -31,7 +31,9 @@ struct ChunkCut {
 template <typename A, typename C>
 struct ChunkMatrices {
   static constexpr int PITCH = CHUNK_STEPS + 4;
-  static constexpr int ROW = C::SPAN / CHUNK_STEPS * PITCH;
+  static constexpr int PACKED = C::SPAN / CHUNK_STEPS * PITCH;
+  // Threads that share channels read two states at the same place: not of the same banks.
+  static constexpr int ROW = PACKED + (PACKED % 32 == 0 ? 4 : 0);
   static constexpr int KIND = CHUNK_STATES * ROW;
 
   static __device__ __forceinline__ int place(int step) { return step / CHUNK_STEPS * PITCH + step % CHUNK_STEPS; }

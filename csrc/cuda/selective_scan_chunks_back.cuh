@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   constexpr int S = CHUNK_STEPS, LANES = C::LANES, ROWS = C::WARP_ROWS, TILE = C::TILE;
   constexpr int ITEMS = VECTOR_WIDTH<T>, VECTORS = S / ITEMS;
   extern __shared__ __align__(16) unsigned char shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
   const int slot = lane % LANES, row = lane / LANES;
   A* matrices = reinterpret_cast<A*>(shared);
   A* shares = matrices + 2 * M::KIND;
@@ -98,10 +98,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   // vectors of several channels, so that they meet all banks; a warp writes steps that are together.
   constexpr int TURNS = C::VECTORS * C::ADDERS / C::THREADS;
   auto vector_of = [&](int turn) {
-    const int task = turn * C::THREADS + threadIdx.x;
+    const int task = turn * C::THREADS + thread;
     return C::ADDERS > 1 ? task / C::ADDERS : task / 32 * 32 + task % 8 * 4 + task % 32 / 8;
   };
-  const int adder = threadIdx.x % C::ADDERS;
+  const int adder = thread % C::ADDERS;
   auto add_shares = [&](const A* from_shares, A* to_state, int steps, bool more) {
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {

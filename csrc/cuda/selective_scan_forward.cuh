@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #endif
   constexpr int AHEAD = LANES == 1 ? AHEAD_STEPS : S;
   extern __shared__ __align__(16) unsigned char shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
   const int part = lane % PARTS, slot = lane / PARTS % LANES, group = lane / (PARTS * LANES);
   const int padded = (d.states + PARTS - 1) / PARTS * PARTS;
   A* matrices = reinterpret_cast<A*>(shared);
@@ -103,6 +103,21 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     return row_of(j) < count ? static_cast<int>(min(end - tile, int64_t{C::TILE})) - slot * S : 0;
   };
   A step_sum[OWN] = {};
+  // A thread's states of ROWS rows that follow each other.
+  const bool pairs = ROWS == 2 && all_rows % 2 == 0 && first_row % 2 == 0 && count % 2 == 0;
+  auto keep = [&](A* to, const A (&state)[ROWS]) {
+    if constexpr (ROWS == 2 && PARTS == 2) {
+      if (pairs) {
+        const A both[2] = {part ? state[1] : state[0], part ? state[0] : state[1]};
+        if (group * ROWS < count) store_values(to, both);
+        return;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+      if (row_of(j) < count) to[j ^ part] = state[j];
+    }
+  };
 
   RowWords u[OWN][VECTORS], delta[OWN][VECTORS];
   auto fetch = [&](int64_t tile) {
@@ -219,15 +234,16 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if (WALK && j < OWN) step_sum[j] += chunk_sum[j];
       }
     }
-    A* mark = nullptr;  // where the states before this chunk are to be kept, of row 0
+    A* mark = nullptr;  // where the states before this chunk are to be kept, of this thread's first state and first row
     if (WALK && walk.states && tile + slot * S < end) {
       const int64_t at = tile + slot * S;
       if ((at & ((int64_t{1} << walk.every_log2) - 1)) == 0) {
-        mark = walk.states + (at >> walk.every_log2) * d.states * all_rows + first_row;
+        mark = walk.states + ((at >> walk.every_log2) * d.states + part) * all_rows + first_row + group * ROWS;
       }
     }
     // Also in the middle of a chunk, where it is the whole of a tile.
     const bool halves = WALK && LANES == 1 && mark && 1 << walk.every_log2 < S && tile + S / 2 < end;
+    const int64_t half_mark = d.states * all_rows;
     const int in_span = turn % (C::SPAN / C::TILE) * C::TILE;
     const A* chunk = matrices + (in_span / S + slot) * M::PITCH;
 
@@ -295,26 +311,20 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
           if (WALK) {
 #pragma unroll
             for (int j = 0; j < ROWS; ++j) {
-              if (mark && row_of(j) < count) mark[(first + n) * all_rows + row_of(j)] = state[j];
+              if (mark && row_of(j) < count) mark[j ^ part] = state[j];
               state[j] = local[j];
 #pragma unroll
               for (int i = 0; MORE && i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * decay[j]);
             }
           }
         } else if (WALK && mark && first + n < d.states) {
-#pragma unroll
-          for (int j = 0; j < ROWS; ++j) {
-            if (row_of(j) < count) mark[(first + n) * all_rows + row_of(j)] = state[j];
-          }
+          keep(mark, state);
         }
         if constexpr (LANES == 1 || !WALK) {
 #pragma unroll
           for (int i = 0; i < S; i += 4) {
             if (WALK && i == S / 2 && halves && first + n < d.states) {
-#pragma unroll
-              for (int j = 0; j < ROWS; ++j) {
-                if (row_of(j) < count) mark[(d.states + first + n) * all_rows + row_of(j)] = state[j];
-              }
+              keep(mark + half_mark, state);
             }
             A now_b[4], now_c[4];
             if constexpr (LANES == 1) {
@@ -357,6 +367,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) entry[j] += PARTS * ENTRIES;
         from += PARTS * M::ROW;
+        if (WALK) mark += mark ? PARTS * all_rows : 0;
       };
       int n = part;
 #pragma unroll 1

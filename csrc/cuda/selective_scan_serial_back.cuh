@@ -42,6 +42,13 @@ struct WarpSums {
   static constexpr uint32_t ONE = 0x3f800000;
   uint32_t first[2][4], ones[2];
 
+  // The compiler cannot know where it comes from, and so cannot make it again wherever it is used.
+  static __device__ __forceinline__ uint32_t kept(uint32_t value) {
+    uint32_t out;
+    asm volatile("mov.b32 %0, %1;" : "=r"(out) : "r"(value));
+    return out;
+  }
+
   // Rows from 8 on, every other operand, are not used: they are given what differs, as operands have to stand in
   // registers of their own, and the compiler would copy what is equal into them before every product.
   __device__ __forceinline__ explicit WarpSums(int lane) {
@@ -49,11 +56,13 @@ struct WarpSums {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int before = i / 2 * 2 + i % 2 + part;
-      first[0][i] = row == before ? ONE : 0u;
-      first[1][i] = row == 4 + before ? ONE : 0u;
+      first[0][i] = kept(row == before ? ONE : 0u);
+      first[1][i] = kept(row == 4 + before ? ONE : 0u);
     }
-    ones[0] = ONE | gridDim.z >> 31;  // not known to the compiler either
-    ones[1] = first[0][0];
+    uint32_t index;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(index));
+    ones[0] = kept(ONE | index >> 5);
+    ones[1] = kept(index);
   }
 
   // To the nearest number of 11 bits, for finite values.
@@ -116,7 +125,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   constexpr int S = C::STEPS, ROWS = 2, BATCH = C::BATCH, PAIRS = BATCH / 2;
   constexpr int ITEMS = VECTOR_WIDTH<T>, VECTORS = S / ITEMS;
   extern __shared__ __align__(16) unsigned char shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = lane % 2, group = lane / 2;
+  const int thread = thread_index(), warp = thread / 32, lane = thread % 32, part = lane % 2, group = lane / 2;
   const int padded = Shared::padded(d.states);
   A* matrices = reinterpret_cast<A*>(shared);
   A* shares = matrices + 2 * M::KIND;
@@ -150,7 +159,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   // Of a batch a thread adds up one vector of 4 steps of every pair of states, over one group of every warp, and
   // sixteen neighbours add up the groups: what a thread ends with is one step of one state. The pairs stand in an order
   // of the thread's own, so that the first sums over neighbours need no choice of what to send.
-  const int adder = threadIdx.x % 16, vector = threadIdx.x / 16 % 4, adder_part = threadIdx.x / 64;
+  const int adder = thread % 16, vector = thread / 16 % 4, adder_part = thread / 64;
   const int out_pair = adder / 4, out_step = vector % 2 * 4 + adder % 4;
   const A* shares_from = shares + (vector * Shared::PLACES + adder_part * 20 + adder) * 4;
   A* sum_to = own_matrices + (vector / 2) * kind_stride + (2 * out_pair + adder_part) * d.length + out_step;
@@ -194,11 +203,11 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   auto add_warps = [&](int which, int64_t tile, int steps) {
 #pragma unroll
     for (int kind = 0; kind < 2; ++kind) {
-      const A* from = shares + (which * 2 + kind) * Shared::KIND_SUMS + threadIdx.x;
+      const A* from = shares + (which * 2 + kind) * Shared::KIND_SUMS + thread;
       A sum = from[0];
 #pragma unroll
       for (int w = 1; w < C::WARPS; ++w) sum += from[w * Shared::WARP_SHARES];
-      const int n = threadIdx.x / S, t = threadIdx.x % S;
+      const int n = thread / S, t = thread % S;
       if (n < d.states && t < steps) own_matrices[kind * kind_stride + n * d.length + tile + t] = sum;
     }
   };
