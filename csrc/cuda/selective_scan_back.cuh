@@ -26,9 +26,9 @@ struct ScanGradients {
 template <typename T, bool FAST, bool WIDE, int ITEMS, typename A>
 __device__ __forceinline__ void finish_steps(const ScanData<T>& d, const ScanGradients<T>& g, int64_t at, int left,
                                              const RowWords& u, const RowWords& delta, const RowWords& up,
-                                             const RowWords& gate, A bias, A skip, const A* step,
-                                             A (&to_input)[ITEMS], A (&to_step)[ITEMS], A (&y)[ITEMS],
-                                             RowSum<T>& skip_sum, RowSum<T>& bias_sum) {
+                                             const RowWords& gate, A bias, A skip, const A* step, A (&to_input)[ITEMS],
+                                             A (&to_step)[ITEMS], A (&y)[ITEMS], RowSum<T>& skip_sum,
+                                             RowSum<T>& bias_sum) {
   A x[ITEMS], dy[ITEMS], slope_of[ITEMS];
   unpack<T>(u, x);
   unpack<T>(up, dy);

@@ -96,6 +96,23 @@ __device__ __forceinline__ void fill_matrices(const ScanData<T>& d, const T* b, 
   }
 }
 
+// A state's updates in a chunk, and what it is at the chunk's end when it begins as `value`.
+template <typename A>
+__device__ __forceinline__ A walk_chunk(const A* matrix, const A (&factor)[CHUNK_STEPS], const A (&input)[CHUNK_STEPS],
+                                        A value, A (&update)[CHUNK_STEPS]) {
+#pragma unroll
+  for (int i = 0; i < CHUNK_STEPS; i += 4) {
+    A wide[4];
+    load_values(matrix + i, wide);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      update[i + k] = input[i + k] * wide[k];
+      value = fma(factor[i + k], value, update[i + k]);
+    }
+  }
+  return value;
+}
+
 // The value of the lane that is `by` chunks earlier (BACK: later); its own where there is none.
 template <typename C, bool BACK, typename A>
 __device__ __forceinline__ A from_lane(A value, int by) {
@@ -104,9 +121,9 @@ __device__ __forceinline__ A from_lane(A value, int by) {
 }
 
 // What leaves each lane's chunk, from what leaves it when it starts from zero and the decay of the whole chunk, for
-// several rows at once. BACK: time runs backwards over the lanes. `whole` of the lane where time begins is zero: what is
-// before it is in its value already. So is then the product of every lane that has all of its past, and no step needs
-// to know how many lanes there are before a lane.
+// several rows at once. BACK: time runs backwards over the lanes. `whole` of the lane where time begins is zero: what
+// is before it is in its value already. So is then the product of every lane that has all of its past, and no step
+// needs to know how many lanes there are before a lane.
 template <typename C, bool BACK, int COUNT, typename A>
 __device__ __forceinline__ void carry_over(A (&value)[COUNT], const A (&whole)[COUNT]) {
   A decay[COUNT];

@@ -179,6 +179,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
           for (int i = 0; i < ITEMS; ++i) dy[v * ITEMS + i] *= silu<FAST>(gated[i]);
         }
       }
+      if (there && tile > begin) {
+        if (!REDUCE) prefetch_row(d.u + at - TILE);
+        prefetch_row(d.delta + at - TILE);
+        prefetch_row(g.up + at - TILE);
+        if (d.z) prefetch_row(d.z + at - TILE);
+      }
       for (int i = lane; !REDUCE && i < ROWS * d.states; i += 32) {
         const int r = i % ROWS, n = i / ROWS;
         if (r < count) entries[i].state = g.states[(tile / TILE * d.states + n) * all_rows + first_row + r];
@@ -239,17 +245,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
             for (int i = 0; i < S; ++i) factor[i] = exp2_fast(step[i] * next.decay);
           } else {
             // States, forward through it.
-            A state[S], local[1] = {first_lane ? own.state : A(0)};
-#pragma unroll
-            for (int i = 0; i < S; i += 4) {
-              A wide[4];
-              load_values(from + i, wide);
-#pragma unroll
-              for (int k = 0; k < 4; ++k) {
-                state[i + k] = input[i + k] * wide[k];
-                local[0] = fma(factor[i + k], local[0], state[i + k]);
-              }
-            }
+            A state[S], local[1] = {walk_chunk(from, factor, input, first_lane ? own.state : A(0), state)};
             const A forward_decays[1] = {first_lane ? A(0) : whole_factor};
             carry_over<C, false>(local, forward_decays);
             carry_over<C, true>(up, decays);

@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   A step_sum[OWN] = {};
   // A thread's states of ROWS rows that follow each other.
   const bool pairs = ROWS == 2 && all_rows % 2 == 0 && first_row % 2 == 0 && count % 2 == 0;
-  auto keep = [&](A* to, const A (&state)[ROWS]) {
+  auto keep = [&](A* to, const A(&state)[ROWS]) {
     if constexpr (ROWS == 2 && PARTS == 2) {
       if (pairs) {
         const A both[2] = {part ? state[1] : state[0], part ? state[0] : state[1]};
@@ -172,6 +172,14 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       }
     } else {
       fetch(tile);
+      if (tile + C::TILE < end) {
+#pragma unroll
+        for (int j = 0; j < OWN; ++j) {
+          if (left_of(tile + C::TILE, j) <= 0) continue;
+          prefetch_row(d.u + offset[j] + tile + C::TILE);
+          prefetch_row(d.delta + offset[j] + tile + C::TILE);
+        }
+      }
     }
     A step[ROWS][S], input[ROWS][S], y[ROWS][S];
 #pragma unroll
@@ -287,19 +295,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if constexpr (LANES > 1) {
           A local[ROWS];
 #pragma unroll
-          for (int j = 0; j < ROWS; ++j) local[j] = slot == 0 ? state[j] : A(0);
-#pragma unroll
-          for (int i = 0; i < S; i += 4) {
-            A wide[4];
-            load_values(from + i, wide);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-#pragma unroll
-              for (int j = 0; j < ROWS; ++j) {
-                add[j][i + k] = input[j][i + k] * wide[k];
-                local[j] = fma(factor[j][i + k], local[j], add[j][i + k]);
-              }
-            }
+          for (int j = 0; j < ROWS; ++j) {
+            local[j] = walk_chunk(from, factor[j], input[j], slot == 0 ? state[j] : A(0), add[j]);
           }
           carry_over<C, false>(local, whole);
 #pragma unroll

@@ -93,12 +93,15 @@ struct WarpSums {
   }
 };
 
-// What a warp reads of a tile: it arrives while the tile behind it is walked.
+// What a warp reads of the rows in two tiles, and of the kept states in one: it arrives while the tiles behind are
+// walked. Lanes read a row together; eight rows at the same place meet all banks.
 template <typename T, typename C>
-struct alignas(16) SerialTile {
-  static constexpr int VECTORS = C::STEPS / VECTOR_WIDTH<T>;
-  RowWords u[VECTORS][32], delta[VECTORS][32], up[VECTORS][32], gate[VECTORS][32];
-  DeviceAccumulate<T> states[C::MOST][32];
+struct alignas(16) SerialStage {
+  static constexpr int GROUP = 2 * C::STEPS;
+  static constexpr int VECTORS = GROUP / VECTOR_WIDTH<T>;
+  using Rows = RowWords[32][VECTORS + 1];
+  Rows u[2], delta[2], up[2], gate[2];
+  DeviceAccumulate<T> states[2][C::MOST][32];
 };
 
 template <typename T, typename C>
@@ -111,7 +114,7 @@ struct SerialShared {
   static constexpr int WARP_SHARES = TENSOR ? 2 * 2 * KIND_SUMS : C::BATCH / 2 * 4 * PLACES * 4;
   static __host__ __device__ int padded(int states) { return (states + C::BATCH - 1) / C::BATCH * C::BATCH; }
   static size_t bytes(int states) {
-    return sizeof(A) * (2 * M::KIND + C::WARPS * WARP_SHARES) + C::WARPS * 2 * sizeof(SerialTile<T, C>) +
+    return sizeof(A) * (2 * M::KIND + C::WARPS * WARP_SHARES) + C::WARPS * sizeof(SerialStage<T, C>) +
            (sizeof(SerialEntry<A>) + sizeof(A)) * padded(states) * C::CHANNELS;
   }
 };
@@ -129,8 +132,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   const int padded = Shared::padded(d.states);
   A* matrices = reinterpret_cast<A*>(shared);
   A* shares = matrices + 2 * M::KIND;
-  auto* tiles = reinterpret_cast<SerialTile<T, C>*>(shares + C::WARPS * Shared::WARP_SHARES) + 2 * warp;
-  auto* all_entries = reinterpret_cast<SerialEntry<A>*>(tiles + 2 * (C::WARPS - warp));
+  auto* stages = reinterpret_cast<SerialStage<T, C>*>(shares + C::WARPS * Shared::WARP_SHARES);
+  SerialStage<T, C>& stage = stages[warp];
+  auto* all_entries = reinterpret_cast<SerialEntry<A>*>(stages + C::WARPS);
   SerialEntry<A>* entries = all_entries + warp * 32 * padded;  // [state][row]
   A* decays = reinterpret_cast<A*>(all_entries + C::CHANNELS * padded) + warp * 32 * padded;
   // Each of the two takes the row first that it reads and writes.
@@ -220,73 +224,81 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   RowSum<T> skip_sum = 0, bias_sum = 0;
 
   const bool four_rows = all_rows % 4 == 0 && first_row % 4 == 0 && (count >= 32 || count % 4 == 0);
-  // Where the next tile that is fetched is: kept, as finding it takes longer than to go a tile back.
+  // Where the rows and the states are that are fetched next: kept, as finding it takes longer than to go back.
+  using Stage = SerialStage<T, C>;
+  constexpr int GROUP = Stage::GROUP, TOGETHER = Stage::VECTORS, APART = 32 / TOGETHER;
   const int64_t last = (d.length - 1) / S * S;
-  int64_t fetch_at = own_at + last;
+  const int fetch_row = lane / TOGETHER, fetch_vector = lane % TOGETHER;
+  int64_t fetch_at = (first_row + fetch_row) * d.length + last / GROUP * GROUP + fetch_vector * ITEMS;
+  auto fetch_rows = [&](int64_t first) {
+    const int which = static_cast<int>(first / GROUP % 2);
+    const int left = static_cast<int>(min(d.length - first, int64_t{GROUP})) - fetch_vector * ITEMS;
+    int64_t at = fetch_at;
+#pragma unroll
+    for (int r = 0; r < 32; r += APART) {
+      const int row = r + fetch_row, there = row < count ? left : 0;
+      if constexpr (WIDE) {
+        copy_async<16>(&stage.u[which][row][fetch_vector], d.u + at, there > 0);
+        copy_async<16>(&stage.delta[which][row][fetch_vector], d.delta + at, there > 0);
+        copy_async<16>(&stage.up[which][row][fetch_vector], g.up + at, there > 0);
+        if (d.z) copy_async<16>(&stage.gate[which][row][fetch_vector], d.z + at, there > 0);
+      } else {
+        load_row<false>(d.u + at, there, stage.u[which][row][fetch_vector]);
+        load_row<false>(d.delta + at, there, stage.delta[which][row][fetch_vector]);
+        load_row<false>(g.up + at, there, stage.up[which][row][fetch_vector]);
+        if (d.z) load_row<false>(d.z + at, there, stage.gate[which][row][fetch_vector]);
+      }
+      at += APART * d.length;
+    }
+    fetch_at -= GROUP;
+  };
   const int mark_row = four_rows ? lane % 8 * 4 : lane, mark_state = four_rows ? lane / 8 : 0;
   const A* fetch_marks = g.states + (last / S * d.states + mark_state) * all_rows + first_row + mark_row;
   const bool mark_there = mark_row < count;
-  auto fetch = [&](int64_t tile, SerialTile<T, C>& to) {
-    const int left = there ? static_cast<int>(min(d.length - tile, int64_t{S})) : 0;
-    if constexpr (WIDE) {
-#pragma unroll
-      for (int v = 0; v < VECTORS; ++v) {
-        const int64_t at = fetch_at + v * ITEMS;
-        const bool real = left > v * ITEMS;
-        copy_async<16>(&to.u[v][lane], d.u + at, real);
-        copy_async<16>(&to.delta[v][lane], d.delta + at, real);
-        copy_async<16>(&to.up[v][lane], g.up + at, real);
-        if (d.z) copy_async<16>(&to.gate[v][lane], d.z + at, real);
-      }
-    } else {
-#pragma unroll
-      for (int v = 0; v < VECTORS; ++v) {
-        const int64_t at = fetch_at + v * ITEMS;
-        load_row<false>(d.u + at, left - v * ITEMS, to.u[v][lane]);
-        load_row<false>(d.delta + at, left - v * ITEMS, to.delta[v][lane]);
-        load_row<false>(g.up + at, left - v * ITEMS, to.up[v][lane]);
-        if (d.z) load_row<false>(d.z + at, left - v * ITEMS, to.gate[v][lane]);
-      }
-    }
-    fetch_at -= S;
+  auto fetch_states = [&](A(&to)[C::MOST][32]) {
     const A* mark = fetch_marks;
     if (four_rows) {
 #pragma unroll
       for (int n = 0; n < C::MOST; n += 4) {
-        copy_async<16>(&to.states[n + mark_state][mark_row], mark, mark_there && n + mark_state < d.states);
+        copy_async<16>(&to[n + mark_state][mark_row], mark, mark_there && n + mark_state < d.states);
         mark += 4 * all_rows;
       }
     } else {
 #pragma unroll 1
       for (int n = 0; n < C::MOST; ++n) {
-        copy_async<4>(&to.states[n][mark_row], mark, mark_there && n < d.states);
+        copy_async<4>(&to[n][mark_row], mark, mark_there && n < d.states);
         mark += all_rows;
       }
     }
     fetch_marks -= d.states * all_rows;
-    commit_copies();
   };
-  fetch(last, tiles[0]);
+  fetch_rows(last / GROUP * GROUP);
+  fetch_states(stage.states[0]);
+  commit_copies();
   int buffer = 0;
 
   for (int64_t tile = last; tile >= 0; tile -= S) {
     const int steps = static_cast<int>(min(d.length - tile, int64_t{S}));
     const int left = there ? steps : 0;
     const int64_t at = own_at + tile;
-    const SerialTile<T, C>& held = tiles[buffer];
+    const A(&held_states)[C::MOST][32] = stage.states[buffer];
     buffer ^= 1;
     wait_for_copies<0>();
     __syncwarp();
-    if (tile > 0) fetch(tile - S, tiles[buffer]);
+    const int in_group = static_cast<int>(tile % GROUP), rows_of = static_cast<int>(tile / GROUP % 2);
+    if (tile >= GROUP && (in_group == S || tile == last)) fetch_rows(tile - in_group - GROUP);
+    if (tile > 0) fetch_states(stage.states[buffer]);
+    commit_copies();
+    const int held = in_group / ITEMS;  // this tile's first vector of a row
     A step[ROWS][S], input[ROWS][S], dy[ROWS][S];
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-      unpack<T>(load_words<16>(&held.u[v][lane]), input[0] + v * ITEMS);
-      unpack<T>(load_words<16>(&held.delta[v][lane]), step[0] + v * ITEMS);
-      unpack<T>(load_words<16>(&held.up[v][lane]), dy[0] + v * ITEMS);
+      unpack<T>(load_words<16>(&stage.u[rows_of][lane][held + v]), input[0] + v * ITEMS);
+      unpack<T>(load_words<16>(&stage.delta[rows_of][lane][held + v]), step[0] + v * ITEMS);
+      unpack<T>(load_words<16>(&stage.up[rows_of][lane][held + v]), dy[0] + v * ITEMS);
       if (d.z) {
         A gated[ITEMS];
-        unpack<T>(load_words<16>(&held.gate[v][lane]), gated);
+        unpack<T>(load_words<16>(&stage.gate[rows_of][lane][held + v]), gated);
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) dy[0][v * ITEMS + i] *= silu<FAST>(gated[i]);
       }
@@ -323,7 +335,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
     const A* decay_of = decays + part * 32;
     // The decays of a state and the state itself are fetched while the state before it is walked.
     A factor[ROWS][S], before[ROWS], next[ROWS];
-    const A* mark = &held.states[part][0];
+    const A* mark = &held_states[part][0];
     [[maybe_unused]] A* sum_at = own_sums + buffer * 2 * Shared::KIND_SUMS;
 #pragma unroll
     for (int j = 0; j < ROWS; ++j) {
@@ -430,10 +442,11 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
           out[i] = y[0][v * ITEMS + i];
         }
         RowWords gate = {};
-        if (d.z) gate = load_words<16>(&held.gate[v][lane]);
-        finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, load_words<16>(&held.u[v][lane]),
-                                    load_words<16>(&held.delta[v][lane]), load_words<16>(&held.up[v][lane]), gate, bias,
-                                    skip, step[0] + v * ITEMS, to_in, to_size, out, skip_sum, bias_sum);
+        if (d.z) gate = load_words<16>(&stage.gate[rows_of][lane][held + v]);
+        finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, load_words<16>(&stage.u[rows_of][lane][held + v]),
+                                    load_words<16>(&stage.delta[rows_of][lane][held + v]),
+                                    load_words<16>(&stage.up[rows_of][lane][held + v]), gate, bias, skip,
+                                    step[0] + v * ITEMS, to_in, to_size, out, skip_sum, bias_sum);
       }
     }
   }
