@@ -45,10 +45,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   constexpr int ENTRIES = Shared::ENTRIES;
   constexpr int OWN = ROWS / PARTS;  // rows that a thread reads and writes: its first ones
   constexpr int ITEMS = VECTOR_WIDTH<T>, VECTORS = S / ITEMS;
-#ifndef AHEAD_STEPS
-#define AHEAD_STEPS 4
-#endif
-  constexpr int AHEAD = LANES == 1 ? AHEAD_STEPS : S;
+  constexpr int AHEAD = LANES == 1 ? 2 : S;  // steps between a decay's exponential and its use
   extern __shared__ __align__(16) unsigned char shared[];
   const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
   const int part = lane % PARTS, slot = lane / PARTS % LANES, group = lane / (PARTS * LANES);
