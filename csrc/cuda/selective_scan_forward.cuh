@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
                                           states, matrices);
         __syncthreads();
       }
-      // The decays of a state are taken while the state before it is walked: nothing waits for the exponential unit.
+      // Decays are taken AHEAD steps before they are wanted, the first of a state while the one before it is walked.
       StateEntry<A> next[ROWS];
       A factor[ROWS][S], whole[ROWS];
       auto whole_of = [&](int j, A decay) { return slot == 0 ? A(0) : exp2_fast(chunk_sum[j] * decay); };
