@@ -2,8 +2,8 @@
 //
 // A thread has a chunk of 16 steps: step sizes, inputs and y of all of them are in registers, and states are walked one
 // after the other, each through the whole chunk. So B and C come from shared memory in vectors of four steps, sums over
-// states need no other thread, and the decays of the next state are taken while this one is walked: nothing waits for
-// the exponential unit. What a state is between chunks stands in shared memory.
+// states need no other thread. Decays are taken ahead of the walk, into the next state, so that nothing waits for the
+// exponential unit. What a state is between chunks stands in shared memory.
 //
 // Many channels: a thread walks two channels' chunks one after the other (vectors of B and C serve both), and shares
 // their states with its neighbour. Fewer: the lanes of a warp have consecutive chunks. A lane walks its chunk from
@@ -13,8 +13,8 @@
 // folds those of the segments before its own, in order.
 //
 // Cost a (step, channel, state): one exponential (ex2; A is scaled by log2 e beforehand) and 3/16 for softplus and
-// gate; 5.8 issue slots and over 16 states about 2 for what is done once a step; 1.2 wavefronts of shared memory. With
-// lanes along time 8.9 slots in place of 5.8. What it takes is in docs/ops/selective_scan.md.
+// gate; 5.7 issue slots and over 16 states about 2.5 for what is done once a step; 1.2 wavefronts of shared memory.
+// With lanes along time 8.8 slots in place of 5.7. What it takes is in docs/ops/selective_scan.md.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>

@@ -51,6 +51,13 @@ __device__ __forceinline__ BlockPlace block_place(const ScanData<T>& d, int64_t 
   return place;
 }
 
+// threadIdx.x, read once: the compiler would read it again and again, and wait for it, to save a register.
+__device__ __forceinline__ int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -103,25 +110,20 @@ __device__ __forceinline__ A sigmoid(A x) {
   }
 }
 
-// softplus in place, and its slope.
 template <bool FAST, typename A>
-__device__ __forceinline__ A softplus_slope(A& x) {
-  if constexpr (FAST) {
-    const float e = exp2_fast(fabsf(x) * static_cast<float>(-LOG2_E));
-    const float part = reciprocal_fast(1.0f + e);
-    const float slope = x > 0.0f ? part : e * part;
-    x = log1p_polynomial(e, fmaxf(x, 0.0f));
-    return slope;
-  } else {
-    const A slope = x > A(SOFTPLUS_THRESHOLD) ? A(1) : sigmoid<false>(x);
-    x = softplus<false>(x);
-    return slope;
-  }
+__device__ __forceinline__ A softplus_slope(A x) {
+  return !FAST && x > A(SOFTPLUS_THRESHOLD) ? A(1) : sigmoid<FAST>(x);
 }
 
 template <bool FAST, typename A>
 __device__ __forceinline__ A silu(A x) {
-  return x * sigmoid<FAST>(x);
+  if constexpr (std::is_same_v<A, double>) {
+    return x / (1.0 + exp(-x));
+  } else if constexpr (FAST) {
+    return x * sigmoid<true>(x);
+  } else {
+    return x / (1.0f + expf(-x));
+  }
 }
 
 // Consecutive steps of a row: a vector.
@@ -147,6 +149,15 @@ __device__ __forceinline__ void store_vector(void* row, const RowWords& words) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(row), "r"(words.word[0]), "r"(words.word[1]),
                "r"(words.word[2]), "r"(words.word[3])
                : "memory");
+}
+
+// Without a branch.
+__device__ __forceinline__ void store_vector_if(bool there, void* row, const RowWords& words) {
+  asm volatile(
+      "{\n .reg .pred there;\n setp.ne.b32 there, %5, 0;\n"
+      " @there st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(row),
+      "r"(words.word[0]), "r"(words.word[1]), "r"(words.word[2]), "r"(words.word[3]), "r"(static_cast<int>(there))
+      : "memory");
 }
 
 template <bool WIDE, typename T>

@@ -5,6 +5,10 @@
 
 namespace opgraft::cuda {
 
+// Sums over a row's steps, for D and delta_bias: those of float are as exact as their addends.
+template <typename T>
+using RowSum = std::conditional_t<(sizeof(T) < 4), float, double>;
+
 template <typename T>
 struct ScanGradients {
   using W = DeviceAccumulate<T>;
@@ -17,25 +21,24 @@ struct ScanGradients {
   W* initial;
 };
 
-// What is left of a vector of steps when the walk has given the gradients of (step size * u) and of the step size by
-// the decays, and y: gradients of u, delta and z, and what the steps add to those of D and delta_bias.
+// What is left of a vector of steps of the sizes `step` when the walk has given the gradients of (step size * u) and of
+// the step size by the decays, and y: gradients of u, delta and z, and what the steps add to those of D and delta_bias.
 template <typename T, bool FAST, bool WIDE, int ITEMS, typename A>
 __device__ __forceinline__ void finish_steps(const ScanData<T>& d, const ScanGradients<T>& g, int64_t at, int left,
                                              const RowWords& u, const RowWords& delta, const RowWords& up,
-                                             const RowWords& gate, A bias, A skip, A (&to_input)[ITEMS],
-                                             A (&to_step)[ITEMS], A (&y)[ITEMS], A& skip_sum, A& bias_sum) {
-  A x[ITEMS], step[ITEMS], dy[ITEMS], slope_of[ITEMS];
+                                             const RowWords& gate, A bias, A skip, const A* step, A (&to_input)[ITEMS],
+                                             A (&to_step)[ITEMS], A (&y)[ITEMS], RowSum<T>& skip_sum,
+                                             RowSum<T>& bias_sum) {
+  A x[ITEMS], dy[ITEMS], slope_of[ITEMS];
   unpack<T>(u, x);
-  unpack<T>(delta, step);
   unpack<T>(up, dy);
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    step[i] += bias;
-    slope_of[i] = A(1);
-  }
   if (d.use_softplus) {
+    unpack<T>(delta, slope_of);
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) slope_of[i] = softplus_slope<FAST>(step[i]);
+    for (int i = 0; i < ITEMS; ++i) slope_of[i] = softplus_slope<FAST>(slope_of[i] + bias);
+  } else {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) slope_of[i] = A(1);
   }
   if (d.z) {
     A gated[ITEMS];
@@ -43,14 +46,13 @@ __device__ __forceinline__ void finish_steps(const ScanData<T>& d, const ScanGra
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const A s = sigmoid<FAST>(gated[i]);
-      const A curve = s * (A(1) - s);
-      const A silu_slope = s + (curve == A(0) ? A(0) : gated[i] * curve);
+      const A silu_slope = s * fma(gated[i], A(1) - s, A(1));
       y[i] = dy[i] * fma(skip, x[i], y[i]) * silu_slope;
-      dy[i] *= gated[i] * s;
+      dy[i] *= FAST ? gated[i] * s : silu<FAST>(gated[i]);
     }
     store_row<WIDE>(g.z + at, left, y);
   }
-  A skips = A(0), biases = A(0);
+  RowSum<T> skips = 0, biases = 0;
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     // decay carries the factor log2 e.
@@ -58,7 +60,7 @@ __device__ __forceinline__ void finish_steps(const ScanData<T>& d, const ScanGra
     to_input[i] = fma(to_input[i], step[i], dy[i] * skip);
     to_step[i] = to_raw;
     if (WIDE ? left > 0 : i < left) {
-      skips = fma(dy[i], x[i], skips);
+      skips = fma(RowSum<T>(dy[i]), RowSum<T>(x[i]), skips);
       biases += to_raw;
     }
   }

@@ -9,7 +9,7 @@
 //
 // Many channels (selective_scan_serial_back.cuh): a thread has 8 steps of two channels and every other state of theirs,
 // tiles are 8 steps, and sums over channels are taken for eight states at once. Cost a (step, channel, state): 13
-// operations of the recurrence, 4 around them, 2.5 for sums over channels, and over 16 states about 5 for what is done
+// operations of the recurrence, 4 around them, 2.5 for sums over channels, and over 16 states about 7 for what is done
 // once a step; 4 bytes * states / 8 a step and channel of kept states, written and read.
 //
 // Fewer channels (selective_scan_chunks_back.cuh): lanes have consecutive chunks of 16 steps, and scans over lanes give
@@ -30,14 +30,14 @@
 namespace opgraft::cuda {
 namespace {
 
-// out[i] = sum over parts of in[part * stride + i], in order.
+// out[i] = sum over parts of in[part * stride + i], in order, in double: there are few.
 template <typename A, typename T>
 __global__ void add_parts(const A* __restrict__ in, T* __restrict__ out, int64_t parts, int64_t stride, int64_t size) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= size) return;
-  A sum = A(0);
+  double sum = 0;
   for (int64_t p = 0; p < parts; ++p) sum += in[p * stride + i];
-  out[i] = narrow<T>(sum);
+  out[i] = narrow<T>(static_cast<A>(sum));
 }
 
 // The blocks' parts of dB and dC, [part][B or C][size]. ADDERS threads take every ADDERS-th part of COUNT elements, so

@@ -31,7 +31,9 @@ struct ChunkCut {
 template <typename A, typename C>
 struct ChunkMatrices {
   static constexpr int PITCH = CHUNK_STEPS + 4;
-  static constexpr int ROW = C::SPAN / CHUNK_STEPS * PITCH;
+  static constexpr int PACKED = C::SPAN / CHUNK_STEPS * PITCH;
+  // Threads that share channels read two states at the same place: not of the same banks.
+  static constexpr int ROW = PACKED + (PACKED % 32 == 0 ? 4 : 0);
   static constexpr int KIND = CHUNK_STATES * ROW;
 
   static __device__ __forceinline__ int place(int step) { return step / CHUNK_STEPS * PITCH + step % CHUNK_STEPS; }
@@ -94,33 +96,47 @@ __device__ __forceinline__ void fill_matrices(const ScanData<T>& d, const T* b, 
   }
 }
 
+// A state's updates in a chunk, and what it is at the chunk's end when it begins as `value`.
+template <typename A>
+__device__ __forceinline__ A walk_chunk(const A* matrix, const A (&factor)[CHUNK_STEPS], const A (&input)[CHUNK_STEPS],
+                                        A value, A (&update)[CHUNK_STEPS]) {
+#pragma unroll
+  for (int i = 0; i < CHUNK_STEPS; i += 4) {
+    A wide[4];
+    load_values(matrix + i, wide);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      update[i + k] = input[i + k] * wide[k];
+      value = fma(factor[i + k], value, update[i + k]);
+    }
+  }
+  return value;
+}
+
+// The value of the lane that is `by` chunks earlier (BACK: later); its own where there is none.
+template <typename C, bool BACK, typename A>
+__device__ __forceinline__ A from_lane(A value, int by) {
+  static_assert(C::PARTS == 1);
+  return BACK ? __shfl_down_sync(WHOLE_WARP, value, by, C::LANES) : __shfl_up_sync(WHOLE_WARP, value, by, C::LANES);
+}
+
 // What leaves each lane's chunk, from what leaves it when it starts from zero and the decay of the whole chunk, for
-// several rows at once. BACK: time runs backwards over the lanes.
+// several rows at once. BACK: time runs backwards over the lanes. `whole` of the lane where time begins is zero: what
+// is before it is in its value already. So is then the product of every lane that has all of its past, and no step
+// needs to know how many lanes there are before a lane.
 template <typename C, bool BACK, int COUNT, typename A>
-__device__ __forceinline__ void carry_over(A (&value)[COUNT], const A (&whole)[COUNT], int slot) {
+__device__ __forceinline__ void carry_over(A (&value)[COUNT], const A (&whole)[COUNT]) {
   A decay[COUNT];
 #pragma unroll
   for (int j = 0; j < COUNT; ++j) decay[j] = whole[j];
 #pragma unroll
   for (int by = 1; by < C::LANES; by *= 2) {
-    const int lanes = by * C::PARTS;
-    const bool there = BACK ? slot + by < C::LANES : slot >= by;
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
-      const A from = BACK ? __shfl_down_sync(WHOLE_WARP, value[j], lanes) : __shfl_up_sync(WHOLE_WARP, value[j], lanes);
-      if (there) value[j] = fma(decay[j], from, value[j]);
-      if (2 * by < C::LANES) {
-        const A over =
-            BACK ? __shfl_down_sync(WHOLE_WARP, decay[j], lanes) : __shfl_up_sync(WHOLE_WARP, decay[j], lanes);
-        if (there) decay[j] *= over;
-      }
+      value[j] = fma(decay[j], from_lane<C, BACK>(value[j], by), value[j]);
+      if (2 * by < C::LANES) decay[j] *= from_lane<C, BACK>(decay[j], by);
     }
   }
-}
-
-template <typename C, bool BACK, typename A>
-__device__ __forceinline__ A neighbour(A value) {
-  return BACK ? __shfl_down_sync(WHOLE_WARP, value, C::PARTS) : __shfl_up_sync(WHOLE_WARP, value, C::PARTS);
 }
 
 }  // namespace opgraft::cuda

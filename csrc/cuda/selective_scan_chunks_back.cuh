@@ -32,8 +32,8 @@ struct ChunkBackShared {
   static constexpr int SHARE = 2 * M::ROW + (C::ADDERS > 2 ? 8 : C::ADDERS > 1 ? 16 : 0);
   static constexpr int SHARES = C::CHANNELS * SHARE;
   static size_t bytes(int states, int rounds) {
-    const size_t entries = static_cast<size_t>(C::CHANNELS) * rounds * (4 * states + 2);
-    return sizeof(A) * (2 * M::KIND + 2 * SHARES + entries);
+    const size_t rows = static_cast<size_t>(C::CHANNELS) * rounds;
+    return sizeof(A) * (2 * M::KIND + 2 * SHARES + rows * 4 * states) + rows * 2 * sizeof(double);
   }
 };
 
@@ -49,12 +49,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   constexpr int S = CHUNK_STEPS, LANES = C::LANES, ROWS = C::WARP_ROWS, TILE = C::TILE;
   constexpr int ITEMS = VECTOR_WIDTH<T>, VECTORS = S / ITEMS;
   extern __shared__ __align__(16) unsigned char shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
   const int slot = lane % LANES, row = lane / LANES;
   A* matrices = reinterpret_cast<A*>(shared);
   A* shares = matrices + 2 * M::KIND;
   auto* all_entries = reinterpret_cast<BackEntry<A>*>(shares + 2 * Shared::SHARES);
-  A* all_sums = reinterpret_cast<A*>(all_entries + C::CHANNELS * rounds * d.states);
+  auto* all_sums = reinterpret_cast<RowSum<T>*>(all_entries + C::CHANNELS * rounds * d.states);
   A* own_share = shares + (warp * ROWS + row) * Shared::SHARE + slot * M::PITCH;
 
   const BlockPlace place = block_place(d, C::CHANNELS * rounds);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       }
       entries[i] = {decay, A(0), carry, A(0)};
     }
-    if (lane < 2 * ROWS) sums_of(round)[lane] = A(0);
+    if (lane < 2 * ROWS) sums_of(round)[lane] = 0;
   }
   __syncwarp();
 
@@ -98,10 +98,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   // vectors of several channels, so that they meet all banks; a warp writes steps that are together.
   constexpr int TURNS = C::VECTORS * C::ADDERS / C::THREADS;
   auto vector_of = [&](int turn) {
-    const int task = turn * C::THREADS + threadIdx.x;
+    const int task = turn * C::THREADS + thread;
     return C::ADDERS > 1 ? task / C::ADDERS : task / 32 * 32 + task % 8 * 4 + task % 32 / 8;
   };
-  const int adder = threadIdx.x % C::ADDERS;
+  const int adder = thread % C::ADDERS;
   auto add_shares = [&](const A* from_shares, A* to_state, int steps, bool more) {
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
@@ -179,6 +179,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
           for (int i = 0; i < ITEMS; ++i) dy[v * ITEMS + i] *= silu<FAST>(gated[i]);
         }
       }
+      if (there && tile > begin) {
+        if (!REDUCE) prefetch_row(d.u + at - TILE);
+        prefetch_row(d.delta + at - TILE);
+        prefetch_row(g.up + at - TILE);
+        if (d.z) prefetch_row(d.z + at - TILE);
+      }
       for (int i = lane; !REDUCE && i < ROWS * d.states; i += 32) {
         const int r = i % ROWS, n = i / ROWS;
         if (r < count) entries[i].state = g.states[(tile / TILE * d.states + n) * all_rows + first_row + r];
@@ -210,6 +216,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         BackEntry<A>* entry = entries + first * ROWS + row;
         A* to_state = own_matrices + first * d.length + tile;
         BackEntry<A> next = *entry;
+        __syncwarp();  // before the first is written; the others have a barrier between
         A factor[S], whole_factor = exp2_fast(chunk_sum * next.decay);
 #pragma unroll
         for (int i = 0; i < S; ++i) factor[i] = exp2_fast(step[i] * next.decay);
@@ -228,30 +235,22 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #pragma unroll
             for (int k = 3; k >= 0; --k) up[0] = factor[i + k] * fma(dy[i + k], wide[k], up[0]);
           }
-          const A decays[1] = {whole_factor};
+          const A decays[1] = {last_lane ? A(0) : whole_factor};
           if constexpr (REDUCE) {
-            carry_over<C, true>(up, decays, slot);
+            carry_over<C, true>(up, decays);
+            __syncwarp();  // every lane has read it
             if (first_lane) entry->carry = up[0];
             whole_factor = exp2_fast(chunk_sum * next.decay);
 #pragma unroll
             for (int i = 0; i < S; ++i) factor[i] = exp2_fast(step[i] * next.decay);
           } else {
             // States, forward through it.
-            A state[S], local[1] = {first_lane ? own.state : A(0)};
-#pragma unroll
-            for (int i = 0; i < S; i += 4) {
-              A wide[4];
-              load_values(from + i, wide);
-#pragma unroll
-              for (int k = 0; k < 4; ++k) {
-                state[i + k] = input[i + k] * wide[k];
-                local[0] = fma(factor[i + k], local[0], state[i + k]);
-              }
-            }
-            carry_over<C, false>(local, decays, slot);
-            carry_over<C, true>(up, decays, slot);
+            A state[S], local[1] = {walk_chunk(from, factor, input, first_lane ? own.state : A(0), state)};
+            const A forward_decays[1] = {first_lane ? A(0) : whole_factor};
+            carry_over<C, false>(local, forward_decays);
+            carry_over<C, true>(up, decays);
             whole_factor = exp2_fast(chunk_sum * next.decay);
-            const A before = neighbour<C, false>(local[0]), after = neighbour<C, true>(up[0]);
+            const A before = from_lane<C, false>(local[0], 1), after = from_lane<C, true>(up[0], 1);
             const A start = first_lane ? own.state : before;
             A carry = last_lane ? own.carry : after, slope = A(0);
 #pragma unroll
@@ -301,7 +300,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if (slot == 0) sums_of(round)[2 * row] += chunk_sum;
         continue;
       }
-      A skip_sum = A(0), bias_sum = A(0);
+      RowSum<T> skip_sum = 0, bias_sum = 0;
       if (left > 0) {
         const A skip = d.skip ? d.skip[channel + row] : A(0);
 #pragma unroll
@@ -319,8 +318,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
           load_row<WIDE>(d.delta + at + v * ITEMS, left_v, delta);
           load_row<WIDE>(g.up + at + v * ITEMS, left_v, up);
           if (d.z) load_row<WIDE>(d.z + at + v * ITEMS, left_v, gate);
-          finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, u, delta, up, gate, bias, skip, to_in, to_size, out,
-                                      skip_sum, bias_sum);
+          finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, u, delta, up, gate, bias, skip, step + v * ITEMS,
+                                      to_in, to_size, out, skip_sum, bias_sum);
         }
       }
 #pragma unroll
@@ -354,10 +353,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     if (lane < ROWS && lane < count) {
       const int64_t part = place.segment * all_rows + first_row + lane;
       if (REDUCE) {
-        plan_sums<T>(plan)[part] = sums_of(round)[2 * lane];
+        plan_sums<T>(plan)[part] = static_cast<A>(sums_of(round)[2 * lane]);
       } else {
-        g.skip[part] = sums_of(round)[2 * lane];
-        g.bias[part] = sums_of(round)[2 * lane + 1];
+        g.skip[part] = static_cast<A>(sums_of(round)[2 * lane]);
+        g.bias[part] = static_cast<A>(sums_of(round)[2 * lane + 1]);
       }
     }
   }

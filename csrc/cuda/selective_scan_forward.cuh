@@ -45,8 +45,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   constexpr int ENTRIES = Shared::ENTRIES;
   constexpr int OWN = ROWS / PARTS;  // rows that a thread reads and writes: its first ones
   constexpr int ITEMS = VECTOR_WIDTH<T>, VECTORS = S / ITEMS;
+  constexpr int AHEAD = LANES == 1 ? 2 : S;  // steps between a decay's exponential and its use
   extern __shared__ __align__(16) unsigned char shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
   const int part = lane % PARTS, slot = lane / PARTS % LANES, group = lane / (PARTS * LANES);
   const int padded = (d.states + PARTS - 1) / PARTS * PARTS;
   A* matrices = reinterpret_cast<A*>(shared);
@@ -99,6 +100,21 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     return row_of(j) < count ? static_cast<int>(min(end - tile, int64_t{C::TILE})) - slot * S : 0;
   };
   A step_sum[OWN] = {};
+  // A thread's states of ROWS rows that follow each other.
+  const bool pairs = ROWS == 2 && all_rows % 2 == 0 && first_row % 2 == 0 && count % 2 == 0;
+  auto keep = [&](A* to, const A(&state)[ROWS]) {
+    if constexpr (ROWS == 2 && PARTS == 2) {
+      if (pairs) {
+        const A both[2] = {part ? state[1] : state[0], part ? state[0] : state[1]};
+        if (group * ROWS < count) store_values(to, both);
+        return;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+      if (row_of(j) < count) to[j ^ part] = state[j];
+    }
+  };
 
   RowWords u[OWN][VECTORS], delta[OWN][VECTORS];
   auto fetch = [&](int64_t tile) {
@@ -112,20 +128,24 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       }
     }
   };
-  // The rows of two chunks, by four lanes a row.
+  // The rows of two chunks, by four lanes a row: this lane's first vector, and the rows after that.
+  const int stage_row = lane / 4, stage_vector = lane % 4;
+  int64_t stage_at = (first_row + stage_row) * d.length + stage_vector * ITEMS + begin;
+  const int64_t stage_rows = 8 * d.length;
   auto each_vector = [&](int64_t first, auto body) {
+    const bool in_time = first + stage_vector * ITEMS < end;
+    int64_t at = first - begin + stage_at;
 #pragma unroll
-    for (int i = 0; i < 32; i += 8) {
-      const int r = i + lane / 4, v = lane % 4;
-      const bool there = r < count && first + v * ITEMS < end;
-      body(r, v, there ? (first_row + r) * d.length + first + v * ITEMS : first_row * d.length, there);
+    for (int i = 0; i < 4; ++i) {
+      body(8 * i, at, in_time && stage_row + 8 * i < count);
+      at += stage_rows;
     }
   };
   auto fetch_stage = [&](int64_t first, int which) {
-    each_vector(first, [&](int r, int v, int64_t at, bool there) {
-      copy_async<16>(&stage.u[which][r][v], d.u + at, there);
-      copy_async<16>(&stage.delta[which][r][v], d.delta + at, there);
-      if (!WALK && d.z) copy_async<16>(&stage.gate[which][r][v], d.z + at, there);
+    each_vector(first, [&](int r, int64_t at, bool there) {
+      copy_async<16>(&stage.u[which][stage_row + r][stage_vector], d.u + at, there);
+      copy_async<16>(&stage.delta[which][stage_row + r][stage_vector], d.delta + at, there);
+      if (!WALK && d.z) copy_async<16>(&stage.gate[which][stage_row + r][stage_vector], d.z + at, there);
     });
     commit_copies();
   };
@@ -133,8 +153,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     if (begin < end) fetch_stage(begin, 0);
   }
 
-  for (int64_t tile = begin; tile < end; tile += C::TILE) {
-    const int in_group = static_cast<int>((tile - begin) / S % 2), which = static_cast<int>((tile - begin) / GROUP % 2);
+  unsigned turn = 0;  // the number of the tile, of which the last bits are wanted
+  for (int64_t tile = begin; tile < end; tile += C::TILE, ++turn) {
+    const int in_group = turn % 2, which = turn / 2 % 2;
     if constexpr (STAGED) {
       if (in_group == 0) {
         wait_for_copies<0>();
@@ -148,6 +169,14 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       }
     } else {
       fetch(tile);
+      if (tile + C::TILE < end) {
+#pragma unroll
+        for (int j = 0; j < OWN; ++j) {
+          if (left_of(tile + C::TILE, j) <= 0) continue;
+          prefetch_row(d.u + offset[j] + tile + C::TILE);
+          prefetch_row(d.delta + offset[j] + tile + C::TILE);
+        }
+      }
     }
     A step[ROWS][S], input[ROWS][S], y[ROWS][S];
 #pragma unroll
@@ -210,16 +239,17 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if (WALK && j < OWN) step_sum[j] += chunk_sum[j];
       }
     }
-    A* mark = nullptr;  // where the states before this chunk are to be kept, of row 0
+    A* mark = nullptr;  // where the states before this chunk are to be kept, of this thread's first state and first row
     if (WALK && walk.states && tile + slot * S < end) {
       const int64_t at = tile + slot * S;
       if ((at & ((int64_t{1} << walk.every_log2) - 1)) == 0) {
-        mark = walk.states + (at >> walk.every_log2) * d.states * all_rows + first_row;
+        mark = walk.states + ((at >> walk.every_log2) * d.states + part) * all_rows + first_row + group * ROWS;
       }
     }
     // Also in the middle of a chunk, where it is the whole of a tile.
     const bool halves = WALK && LANES == 1 && mark && 1 << walk.every_log2 < S && tile + S / 2 < end;
-    const int in_span = static_cast<int>((tile - begin) % C::SPAN);
+    const int64_t half_mark = d.states * all_rows;
+    const int in_span = turn % (C::SPAN / C::TILE) * C::TILE;
     const A* chunk = matrices + (in_span / S + slot) * M::PITCH;
 
     for (int first = 0; first < padded; first += CHUNK_STATES) {
@@ -230,94 +260,108 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
                                           states, matrices);
         __syncthreads();
       }
-      // The decays of a state are taken while the state before it is walked: nothing waits for the exponential unit.
+      // Decays are taken AHEAD steps before they are wanted, the first of a state while the one before it is walked.
       StateEntry<A> next[ROWS];
       A factor[ROWS][S], whole[ROWS];
-      auto entry_of = [&](int n, int j) -> StateEntry<A>& { return entries[(first + n) * ENTRIES + row_of(j)]; };
+      auto whole_of = [&](int j, A decay) { return slot == 0 ? A(0) : exp2_fast(chunk_sum[j] * decay); };
+      StateEntry<A>* entry[ROWS];
 #pragma unroll
       for (int j = 0; j < ROWS; ++j) {
-        next[j] = entry_of(part, j);
-        if (LANES > 1) whole[j] = exp2_fast(chunk_sum[j] * next[j].decay);
+        entry[j] = entries + (first + part) * ENTRIES + row_of(j);
+        next[j] = *entry[j];
+        if (LANES > 1) whole[j] = whole_of(j, next[j].decay);
 #pragma unroll
-        for (int i = 0; i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * next[j].decay);
+        for (int i = 0; i < AHEAD; ++i) factor[j][i] = exp2_fast(step[j][i] * next[j].decay);
+      }
+      const A* from = chunk + part * M::ROW;
+      A wide_b[4], wide_c[4];  // of the steps that are walked next
+      if constexpr (LANES == 1) {
+        load_values(from, wide_b);
+        if (!WALK) load_values(from + M::KIND, wide_c);
       }
       auto walk_state = [&](int n, auto more) {
         constexpr bool MORE = decltype(more)::value;
-        const A* from = chunk + n * M::ROW;
-        A state[ROWS], decay[ROWS], add[ROWS][S];
+        A state[ROWS], decay[ROWS], own_decay[ROWS], add[ROWS][S];
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) {
           state[j] = next[j].state;
-          if (MORE) next[j] = entry_of(n + PARTS, j);
+          own_decay[j] = next[j].decay;
+          if (MORE) next[j] = entry[j][PARTS * ENTRIES];
           if (MORE) decay[j] = next[j].decay;
         }
         if constexpr (LANES > 1) {
           A local[ROWS];
 #pragma unroll
-          for (int j = 0; j < ROWS; ++j) local[j] = slot == 0 ? state[j] : A(0);
-#pragma unroll
-          for (int i = 0; i < S; i += 4) {
-            A wide[4];
-            load_values(from + i, wide);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-#pragma unroll
-              for (int j = 0; j < ROWS; ++j) {
-                add[j][i + k] = input[j][i + k] * wide[k];
-                local[j] = fma(factor[j][i + k], local[j], add[j][i + k]);
-              }
-            }
+          for (int j = 0; j < ROWS; ++j) {
+            local[j] = walk_chunk(from, factor[j], input[j], slot == 0 ? state[j] : A(0), add[j]);
           }
-          carry_over<C, false>(local, whole, slot);
+          carry_over<C, false>(local, whole);
 #pragma unroll
           for (int j = 0; j < ROWS; ++j) {
-            const A before = neighbour<C, false>(local[j]);
+            const A before = from_lane<C, false>(local[j], 1);
             state[j] = slot == 0 ? state[j] : before;
-            if (MORE) whole[j] = exp2_fast(chunk_sum[j] * decay[j]);
+            if (MORE) whole[j] = whole_of(j, decay[j]);
           }
           if (WALK) {
 #pragma unroll
             for (int j = 0; j < ROWS; ++j) {
-              if (mark && row_of(j) < count) mark[(first + n) * all_rows + row_of(j)] = state[j];
+              if (mark && row_of(j) < count) mark[j ^ part] = state[j];
               state[j] = local[j];
 #pragma unroll
               for (int i = 0; MORE && i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * decay[j]);
             }
           }
         } else if (WALK && mark && first + n < d.states) {
-#pragma unroll
-          for (int j = 0; j < ROWS; ++j) {
-            if (row_of(j) < count) mark[(first + n) * all_rows + row_of(j)] = state[j];
-          }
+          keep(mark, state);
         }
         if constexpr (LANES == 1 || !WALK) {
 #pragma unroll
           for (int i = 0; i < S; i += 4) {
             if (WALK && i == S / 2 && halves && first + n < d.states) {
-#pragma unroll
-              for (int j = 0; j < ROWS; ++j) {
-                if (row_of(j) < count) mark[(d.states + first + n) * all_rows + row_of(j)] = state[j];
-              }
+              keep(mark + half_mark, state);
             }
-            A wide_b[4], wide_c[4];
-            if (LANES == 1) load_values(from + i, wide_b);
-            if (!WALK) load_values(from + M::KIND + i, wide_c);
+            A now_b[4], now_c[4];
+            if constexpr (LANES == 1) {
+              const A* then = i + 4 < S ? from + i + 4 : from + PARTS * M::ROW;
+#pragma unroll
+              for (int k = 0; k < 4; ++k) {
+                now_b[k] = wide_b[k];
+                now_c[k] = wide_c[k];
+              }
+              if (MORE || i + 4 < S) {
+                load_values(then, wide_b);
+                if (!WALK) load_values(then + M::KIND, wide_c);
+              }
+            } else if (!WALK) {
+              load_values(from + M::KIND + i, now_c);
+            }
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
 #pragma unroll
               for (int j = 0; j < ROWS; ++j) {
-                const A more_state = LANES == 1 ? input[j][i + k] * wide_b[k] : add[j][i + k];
+                const A more_state = LANES == 1 ? input[j][i + k] * now_b[k] : add[j][i + k];
                 state[j] = fma(factor[j][i + k], state[j], more_state);
-                if (!WALK) y[j][i + k] = fma(state[j], wide_c[k], y[j][i + k]);
-                if (MORE) factor[j][i + k] = exp2_fast(step[j][i + k] * decay[j]);
+                if (!WALK) y[j][i + k] = fma(state[j], now_c[k], y[j][i + k]);
+                constexpr int LAST = S - AHEAD;
+                const int later = i + k < LAST ? i + k + AHEAD : i + k - LAST;
+                if (i + k < LAST) {
+                  factor[j][later] = exp2_fast(step[j][later] * own_decay[j]);
+                } else if (MORE) {
+                  factor[j][later] = exp2_fast(step[j][later] * decay[j]);
+                }
               }
             }
           }
         }
+        if (LANES > 1) __syncwarp();  // every lane has read it
         if (slot == LANES - 1) {
 #pragma unroll
-          for (int j = 0; j < ROWS; ++j) entry_of(n, j).state = state[j];
+          for (int j = 0; j < ROWS; ++j) entry[j]->state = state[j];
         }
+#pragma unroll
+        for (int j = 0; j < ROWS; ++j) entry[j] += PARTS * ENTRIES;
+        from += PARTS * M::ROW;
+        if (WALK) mark += mark ? PARTS * all_rows : 0;
       };
       int n = part;
 #pragma unroll 1
@@ -365,8 +409,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       }
       if (STAGED && (in_group == 1 || tile + S >= end)) {
         __syncwarp();
-        each_vector(tile - in_group * S, [&](int r, int v, int64_t at, bool there) {
-          if (there) store_vector(y_out + at, load_words<16>(&stage.y[r][v]));
+        each_vector(tile - in_group * S, [&](int r, int64_t at, bool there) {
+          store_vector_if(there, y_out + at, load_words<16>(&stage.y[stage_row + r][stage_vector]));
         });
       }
     }

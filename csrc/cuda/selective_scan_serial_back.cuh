@@ -25,8 +25,7 @@ struct SerialCut {
 };
 
 template <typename A>
-struct alignas(16) SerialEntry {
-  A decay;
+struct alignas(8) SerialEntry {
   A carry;  // the gradient of the state that leaves the tile
   A slope;  // the gradient of the decay, so far
 };
@@ -48,7 +47,7 @@ struct SerialShared {
   static __host__ __device__ int padded(int states) { return (states + C::BATCH - 1) / C::BATCH * C::BATCH; }
   static size_t bytes(int states) {
     return sizeof(A) * (2 * M::KIND + C::WARPS * WARP_SHARES) + C::WARPS * 2 * sizeof(SerialTile<T, C>) +
-           sizeof(SerialEntry<A>) * padded(states) * C::CHANNELS;
+           (sizeof(SerialEntry<A>) + sizeof(A)) * padded(states) * C::CHANNELS;
   }
 };
 
@@ -61,12 +60,14 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   constexpr int S = C::STEPS, ROWS = 2, BATCH = C::BATCH, PAIRS = BATCH / 2;
   constexpr int ITEMS = VECTOR_WIDTH<T>, VECTORS = S / ITEMS;
   extern __shared__ __align__(16) unsigned char shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = lane % 2, group = lane / 2;
+  const int thread = thread_index(), warp = thread / 32, lane = thread % 32, part = lane % 2, group = lane / 2;
   const int padded = Shared::padded(d.states);
   A* matrices = reinterpret_cast<A*>(shared);
   A* shares = matrices + 2 * M::KIND;
   auto* tiles = reinterpret_cast<SerialTile<T, C>*>(shares + C::WARPS * Shared::WARP_SHARES) + 2 * warp;
-  auto* entries = reinterpret_cast<SerialEntry<A>*>(tiles + 2 * (C::WARPS - warp)) + warp * 32 * padded;
+  auto* all_entries = reinterpret_cast<SerialEntry<A>*>(tiles + 2 * (C::WARPS - warp));
+  SerialEntry<A>* entries = all_entries + warp * 32 * padded;  // [state][row]
+  A* decays = reinterpret_cast<A*>(all_entries + C::CHANNELS * padded) + warp * 32 * padded;
   // Each of the two takes the row first that it reads and writes.
   auto row_of = [&](int j) { return 2 * group + (j ^ part); };
 
@@ -81,8 +82,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   for (int i = lane; i < 32 * padded; i += 32) {
     const int n = i / 32;
     const bool real = lane < count && n < d.states;
-    entries[i] = {real ? d.a[(channel + lane) * d.states + n] * A(LOG2_E) : A(0),
-                  real && g.up_final ? g.up_final[(first_row + lane) * d.states + n] : A(0), A(0)};
+    decays[i] = real ? d.a[(channel + lane) * d.states + n] * A(LOG2_E) : A(0);
+    entries[i] = {real && g.up_final ? g.up_final[(first_row + lane) * d.states + n] : A(0), A(0)};
   }
   __syncwarp();
 
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   // Of a batch a thread adds up one vector of 4 steps of every pair of states, over one group of every warp, and
   // sixteen neighbours add up the groups: what a thread ends with is one step of one state. The pairs stand in an order
   // of the thread's own, so that the first sums over neighbours need no choice of what to send.
-  const int adder = threadIdx.x % 16, vector = threadIdx.x / 16 % 4, adder_part = threadIdx.x / 64;
+  const int adder = thread % 16, vector = thread / 16 % 4, adder_part = thread / 64;
   const int out_pair = adder / 4, out_step = vector % 2 * 4 + adder % 4;
   const A* shares_from = shares + (vector * Shared::PLACES + adder_part * 20 + adder) * 4;
   A* sum_to = own_matrices + (vector / 2) * kind_stride + (2 * out_pair + adder_part) * d.length + out_step;
@@ -128,15 +129,21 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   const int64_t own_at = (first_row + (there ? own_row : 0)) * d.length;
   const A bias = d.bias && there ? d.bias[channel + own_row] : A(0);
   const A skip = d.skip && there ? d.skip[channel + own_row] : A(0);
-  A skip_sum = A(0), bias_sum = A(0);
+  RowSum<T> skip_sum = 0, bias_sum = 0;
 
   const bool four_rows = all_rows % 4 == 0 && first_row % 4 == 0 && (count >= 32 || count % 4 == 0);
+  // Where the next tile that is fetched is: kept, as finding it takes longer than to go a tile back.
+  const int64_t last = (d.length - 1) / S * S;
+  int64_t fetch_at = own_at + last;
+  const int mark_row = four_rows ? lane % 8 * 4 : lane, mark_state = four_rows ? lane / 8 : 0;
+  const A* fetch_marks = g.states + (last / S * d.states + mark_state) * all_rows + first_row + mark_row;
+  const bool mark_there = mark_row < count;
   auto fetch = [&](int64_t tile, SerialTile<T, C>& to) {
     const int left = there ? static_cast<int>(min(d.length - tile, int64_t{S})) : 0;
     if constexpr (WIDE) {
 #pragma unroll
       for (int v = 0; v < VECTORS; ++v) {
-        const int64_t at = own_at + tile + v * ITEMS;
+        const int64_t at = fetch_at + v * ITEMS;
         const bool real = left > v * ITEMS;
         copy_async<16>(&to.u[v][lane], d.u + at, real);
         copy_async<16>(&to.delta[v][lane], d.delta + at, real);
@@ -146,32 +153,31 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
     } else {
 #pragma unroll
       for (int v = 0; v < VECTORS; ++v) {
-        const int64_t at = own_at + tile + v * ITEMS;
+        const int64_t at = fetch_at + v * ITEMS;
         load_row<false>(d.u + at, left - v * ITEMS, to.u[v][lane]);
         load_row<false>(d.delta + at, left - v * ITEMS, to.delta[v][lane]);
         load_row<false>(g.up + at, left - v * ITEMS, to.up[v][lane]);
         if (d.z) load_row<false>(d.z + at, left - v * ITEMS, to.gate[v][lane]);
       }
     }
-    const A* marks = g.states + tile / S * d.states * all_rows + first_row;
+    fetch_at -= S;
+    const A* mark = fetch_marks;
     if (four_rows) {
-      const int r = lane % 8 * 4;
 #pragma unroll
       for (int n = 0; n < C::MOST; n += 4) {
-        const int m = n + lane / 8;
-        const bool real = m < d.states && r < count;
-        copy_async<16>(&to.states[m][r], real ? marks + m * all_rows + r : g.states, real);
+        copy_async<16>(&to.states[n + mark_state][mark_row], mark, mark_there && n + mark_state < d.states);
+        mark += 4 * all_rows;
       }
     } else {
-#pragma unroll 4
+#pragma unroll 1
       for (int n = 0; n < C::MOST; ++n) {
-        const bool real = n < d.states && lane < count;
-        copy_async<4>(&to.states[n][lane], real ? marks + n * all_rows + lane : g.states, real);
+        copy_async<4>(&to.states[n][mark_row], mark, mark_there && n < d.states);
+        mark += all_rows;
       }
     }
+    fetch_marks -= d.states * all_rows;
     commit_copies();
   };
-  const int64_t last = (d.length - 1) / S * S;
   fetch(last, tiles[0]);
   int buffer = 0;
 
@@ -203,11 +209,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
 #pragma unroll
       for (int i = 0; i < S; ++i) step[0][i] = softplus<FAST>(step[0][i]);
     }
+    if (left < S) {
 #pragma unroll
-    for (int i = 0; i < S; ++i) {
-      if (i >= left) step[0][i] = A(0);
-      input[0][i] *= step[0][i];
+      for (int i = 0; i < S; ++i) step[0][i] = i < left ? step[0][i] : A(0);
     }
+#pragma unroll
+    for (int i = 0; i < S; ++i) input[0][i] *= step[0][i];
 #pragma unroll
     for (int i = 0; i < S; ++i) {
       step[1][i] = __shfl_xor_sync(WHOLE_WARP, step[0][i], 1);
@@ -225,33 +232,35 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
     }
     const A* from = matrices + M::place(in_span) + part * M::ROW;
     SerialEntry<A>* entry = entries + part * 32;
+    const A* decay_of = decays + part * 32;
     // The decays of a state and the state itself are fetched while the state before it is walked.
-    A factor[ROWS][S], before[ROWS];
-    SerialEntry<A> next[ROWS];
-    auto state_at = [&](int n, int j) { return held.states[n][row_of(j)]; };
+    A factor[ROWS][S], before[ROWS], next[ROWS];
+    const A* mark = &held.states[part][0];
 #pragma unroll
     for (int j = 0; j < ROWS; ++j) {
-      next[j] = entry[row_of(j)];
-      before[j] = state_at(part, j);
+      next[j] = decay_of[row_of(j)];
+      before[j] = mark[row_of(j)];
 #pragma unroll
-      for (int i = 0; i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * next[j].decay);
+      for (int i = 0; i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * next[j]);
     }
     for (int first = 0; first < padded; first += BATCH) {
 #pragma unroll 1
       for (int pair = 0; pair < PAIRS; ++pair) {
         const int n = first + 2 * pair + part;
         SerialEntry<A> own[ROWS];
-        A start[ROWS], state[ROWS][S], carry[ROWS], slope[ROWS] = {}, wide_b[S];
+        A own_decay[ROWS], start[ROWS], state[ROWS][S], carry[ROWS], slope[ROWS] = {}, wide_b[S];
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) {
-          own[j] = next[j];
+          own_decay[j] = next[j];
+          own[j] = entry[row_of(j)];
           start[j] = before[j];
           carry[j] = own[j].carry;
           if (n + 2 < padded) {
-            next[j] = entry[64 + row_of(j)];
-            before[j] = state_at(n + 2, j);
+            next[j] = decay_of[64 + row_of(j)];
+            before[j] = mark[64 + row_of(j)];
           }
         }
+        mark += 64;
         load_values(from, wide_b);
 #pragma unroll
         for (int i = 0; i < S; ++i) {
@@ -276,9 +285,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
               to_b[k] = j ? fma(total, input[j][i], to_b[k]) : total * input[j][i];
               to_input[j][i] = fma(total, wide_b[i], to_input[j][i]);
               carry[j] = factor[j][i] * total;
-              factor[j][i] = exp2_fast(step[j][i] * next[j].decay);
+              factor[j][i] = exp2_fast(step[j][i] * next[j]);
               const A to_exponent = carry[j] * (i ? state[j][i ? i - 1 : 0] : start[j]);
-              to_step[j][i] = fma(to_exponent, own[j].decay, to_step[j][i]);
+              to_step[j][i] = fma(to_exponent, own_decay[j], to_step[j][i]);
               slope[j] = fma(to_exponent, step[j][i], slope[j]);
             }
           }
@@ -287,10 +296,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
         }
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) {
-          entry[row_of(j)].carry = carry[j];
-          entry[row_of(j)].slope = own[j].slope + slope[j];
+          entry[row_of(j)] = {carry[j], own[j].slope + slope[j]};
         }
         entry += 64;
+        decay_of += 64;
         from += 2 * M::ROW;
       }
       __syncthreads();
@@ -319,7 +328,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
         if (d.z) gate = load_words<16>(&held.gate[v][lane]);
         finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, load_words<16>(&held.u[v][lane]),
                                     load_words<16>(&held.delta[v][lane]), load_words<16>(&held.up[v][lane]), gate, bias,
-                                    skip, to_in, to_size, out, skip_sum, bias_sum);
+                                    skip, step[0] + v * ITEMS, to_in, to_size, out, skip_sum, bias_sum);
       }
     }
   }
@@ -332,8 +341,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
     g.initial[at] = entries[i].carry;
   }
   if (there) {
-    g.skip[first_row + own_row] = skip_sum;
-    g.bias[first_row + own_row] = bias_sum;
+    g.skip[first_row + own_row] = static_cast<A>(skip_sum);
+    g.bias[first_row + own_row] = static_cast<A>(bias_sum);
   }
 }
 

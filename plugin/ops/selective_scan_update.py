@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from opgraft.ops import selective_scan as scan
 from opgraft.ops.registration import (
     bind,
     call,
@@ -19,6 +18,8 @@ from opgraft.ops.registration import (
     vector_jacobian_product,
 )
 from opgraft.ops.samples import Maker
+from opgraft.ops.selective_scan_reference import reference as scan_reference
+from opgraft.ops.selective_scan_rules import MAX_STATES, expect, map_groups, sharding_rule
 from opgraft.registry import Cost, OpSpec, Sample, register
 
 _op = torch.ops.opgraft.selective_scan_update.default
@@ -101,7 +102,7 @@ def reference(
     """The meaning: the scan's reference over a single step."""
     steps = (None if t is None else t.unsqueeze(-1) for t in (u, delta, B, C, z))
     u_, delta_, B_, C_, z_ = steps
-    y, next_state = scan.reference(u_, delta_, A, B_, C_, D, z_, delta_bias, delta_softplus, state)  # type: ignore[arg-type]
+    y, next_state = scan_reference(u_, delta_, A, B_, C_, D, z_, delta_bias, delta_softplus, state)  # type: ignore[arg-type]
     return y.squeeze(-1).contiguous(), next_state
 
 
@@ -117,24 +118,24 @@ def _check(op: str, state: torch.Tensor, u: torch.Tensor, *others: torch.Tensor 
     batch, channels = u.shape
     wide = torch.promote_types(u.dtype, torch.float32)
     torch._check(
-        A.dim() == 2 and A.shape[1] >= 1 and A.shape[1] <= scan.MAX_STATES,
-        lambda: f"{op}: A has shape {tuple(A.shape)}, expected (channels, states) with 1 to {scan.MAX_STATES} states",
+        A.dim() == 2 and A.shape[1] >= 1 and A.shape[1] <= MAX_STATES,
+        lambda: f"{op}: A has shape {tuple(A.shape)}, expected (channels, states) with 1 to {MAX_STATES} states",
     )
     states = A.shape[1]
-    scan.expect(op, "A", A, "(channels, states)", (channels, states), (wide, u.device))
+    expect(op, "A", A, "(channels, states)", (channels, states), (wide, u.device))
     torch._check(
         B.dim() == 3 and B.shape[1] >= 1 and channels % B.shape[1] == 0,
         lambda: f"{op}: B has shape {tuple(B.shape)}, expected (batch, groups, states) with groups that divide the "
         f"{channels} channels",
     )
     for name, matrix in (("B", B), ("C", C)):
-        scan.expect(op, name, matrix, "(batch, groups, states)", (batch, B.shape[1], states), (u.dtype, u.device))
+        expect(op, name, matrix, "(batch, groups, states)", (batch, B.shape[1], states), (u.dtype, u.device))
     for name, vector in (("D", D), ("delta_bias", bias)):
         if vector is not None:
-            scan.expect(op, name, vector, "one value a channel", (channels,), (wide, u.device))
+            expect(op, name, vector, "one value a channel", (channels,), (wide, u.device))
     if z is not None:
         check_like(op, "z", z, "u", u)
-    scan.expect(op, "state", state, "(batch, channels, states)", (batch, channels, states), (wide, u.device))
+    expect(op, "state", state, "(batch, channels, states)", (batch, channels, states), (wide, u.device))
 
 
 def _fake(state: torch.Tensor, u: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,7 +156,7 @@ _KINDS = ("state", "row", "row", "channel", "matrix", "matrix", "channel", "row"
 
 
 def _vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-    return scan.map_groups(_op, info.batch_size, in_dims, args, _KINDS, ("row", "state"))
+    return map_groups(_op, info.batch_size, in_dims, args, _KINDS, ("row", "state"))
 
 
 def cost(state: torch.Tensor, u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, *others: Any) -> Cost:
@@ -194,7 +195,7 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     yield sample("ragged", 3, 5, 3, full=False)
     yield sample("groups", 2, 6, 8, 3)
     yield sample("one state", 1, 4, 1)
-    yield sample("most states", 1, 2, scan.MAX_STATES)
+    yield sample("most states", 1, 2, MAX_STATES)
     yield sample("no batch", 0, 4, 16)
     for batch, channels in ((2, 5), (4, 7), (6, 11)):
         yield sample(f"{batch} by {channels}", batch, channels, 8, family="rows")
@@ -211,6 +212,6 @@ def _in_place_fake(state: torch.Tensor, u: torch.Tensor, *others: Any) -> torch.
 
 bind(_op, fake=_fake, backward=_backward, setup_context=_setup_context, vmap=_vmap, tags=("flexible_layout",))
 torch.library.register_fake("opgraft::selective_scan_update_", _in_place_fake)
-shard(_op, scan.sharding_rule(_KINDS, ("row", "state")))
+shard(_op, sharding_rule(_KINDS, ("row", "state")))
 
 SPEC = register(OpSpec(_op, reference, samples=samples, cost=cost, owner="opgraft"))

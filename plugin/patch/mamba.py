@@ -14,7 +14,8 @@ from torch import nn
 
 from opgraft.ops.causal_conv1d import MAX_WIDTH, causal_conv1d
 from opgraft.ops.causal_conv1d_update import causal_conv1d_update_
-from opgraft.ops.selective_scan import MAX_STATES, selective_scan
+from opgraft.ops.selective_scan import selective_scan
+from opgraft.ops.selective_scan_rules import MAX_STATES
 from opgraft.ops.selective_scan_update import selective_scan_update_
 from opgraft.patch.change import Swap
 
