@@ -20,6 +20,7 @@ from opgraft.ops.cross_entropy_backward import BACKWARD_SPEC as _BACKWARD_SPEC  
 from opgraft.ops.gelu import gelu
 from opgraft.ops.linear_cross_entropy import linear_cross_entropy
 from opgraft.ops.linear_scan import linear_scan
+from opgraft.ops.out_variants import define as _define_out_variants
 from opgraft.ops.registration import register_sharding_rules
 from opgraft.ops.rms_norm import rms_norm
 from opgraft.ops.rms_norm_fp8 import rms_norm_fp8
@@ -30,6 +31,7 @@ from opgraft.patch import patch
 from opgraft.registry import Cost, OpSpec, Sample, describe
 
 __version__ = "0.1.0"
+_out_variants = _define_out_variants()
 
 if TYPE_CHECKING:
     from opgraft.compile import compile_options, sites

@@ -24,6 +24,13 @@ def add_tags(op: torch._ops.OpOverload, *names: str) -> tuple[str, ...]:
     return tuple(missing)
 
 
+def out_tags() -> tuple[torch.Tag, ...]:
+    """The tag by which torch finds an overload that takes memory for its results: ``out_variant`` up to 2.12, then
+    ``out``."""
+    names = ("out", "out_variant")
+    return tuple(tag for name in names if (tag := getattr(torch.Tag, name, None)) is not None)[:1]
+
+
 def is_dtensor(value: Any) -> bool:
     """True for a DTensor, without importing torch.distributed.tensor."""
     return type(value).__name__ == "DTensor" and type(value).__module__.startswith("torch.distributed")

@@ -8,19 +8,23 @@
 #include <optional>
 #include <vector>
 
+#include "support/planned.h"
+
 namespace opgraft {
 
 using torch::stable::Tensor;
 
-// A fresh, contiguous tensor of like's dtype and device. (empty_like would keep a permuted layout.)
-inline Tensor new_contiguous(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
-  return torch::stable::new_empty(like, sizes);
-}
-
-// The same in another dtype, such as the float32 of a state.
+// A fresh, contiguous tensor of like's device, in like's dtype or another, such as the float32 of a state; the one that
+// the caller planned for it, where there is one. (empty_like would keep a permuted layout.)
 inline Tensor new_contiguous(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
                              torch::headeronly::ScalarType dtype) {
+  if (const Tensor* planned = Planned::take(like, sizes, dtype)) return *planned;
   return torch::stable::new_empty(like, sizes, dtype);
+}
+
+inline Tensor new_contiguous(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+  if (const Tensor* planned = Planned::take(like, sizes, like.scalar_type())) return *planned;
+  return torch::stable::new_empty(like, sizes);
 }
 
 inline Tensor new_contiguous_like(const Tensor& like) { return new_contiguous(like, like.sizes()); }

@@ -1,0 +1,94 @@
+"""Overloads that take memory for their result: the same values, in that memory, and the compiler plans it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import opgraft
+from opgraft.ops.out_variants import can_be_planned, schema_of
+from opgraft.registry import OpSpec, specs
+
+from table import calls, every_dtype, widened
+
+PLANNED = [spec for spec in specs("opgraft") if can_be_planned(spec.op._schema)]
+every_planned_op = pytest.mark.parametrize("spec", PLANNED, ids=lambda spec: spec.name)
+lowered = pytest.mark.skipif(not hasattr(torch.Tag, "out"), reason="torch before 2.13 does not lower to them")
+
+
+def out_overload(spec: OpSpec) -> Any:
+    space, name = spec.name.split("::")
+    return getattr(getattr(torch.ops, space), name).out
+
+
+def test_which_ops_have_one() -> None:
+    assert {spec.name for spec in PLANNED} == {
+        "opgraft::gelu", "opgraft::gelu_backward", "opgraft::linear_scan", "opgraft::rms_norm",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "planned"),
+    [
+        ("t::f(Tensor x, Tensor? w=None, float eps=1e-06) -> Tensor", True),
+        ("t::f(Tensor x, Tensor? w, Tensor y) -> Tensor", False),
+        ("t::f(Tensor x, Tensor? w, Tensor? b, int n) -> Tensor", False),
+        ("t::f(Tensor x, int n, Tensor y) -> Tensor", False),
+        ("t::f(Tensor x) -> (Tensor, Tensor)", False),
+        ("t::f_(Tensor(a!) x) -> Tensor", False),
+    ],
+)
+def test_an_op_has_one_where_torch_keeps_the_order_of_its_arguments(text: str, planned: bool) -> None:
+    assert can_be_planned(torch._C.parse_schema(text)) is planned
+
+
+def test_the_schema_is_that_of_the_op_with_the_memory() -> None:
+    schema = torch.ops.opgraft.rms_norm.default._schema
+    found = torch._C.parse_schema(schema_of(schema))
+    assert [str(a.type) for a in found.arguments[:-1]] == [str(a.type) for a in schema.arguments]
+    assert [a.default_value for a in found.arguments[:-1]] == [a.default_value for a in schema.arguments]
+    assert found.arguments[-1].kwarg_only
+
+
+@every_planned_op
+@every_dtype
+def test_the_result_lies_in_the_memory(spec: OpSpec, dtype: torch.dtype, device: torch.device) -> None:
+    for sample in calls(spec, device, dtype):
+        wanted = spec.op(*sample.args, **sample.kwargs)
+        out = torch.empty_like(wanted)
+        given = out_overload(spec)(*sample.args, **sample.kwargs, out=out)
+        assert given.data_ptr() == out.data_ptr()
+        torch.testing.assert_close(widened(out), widened(wanted), rtol=0, atol=0, equal_nan=True, msg=sample.name)
+
+
+def test_memory_of_another_layout_is_filled_too(device: torch.device) -> None:
+    x = torch.randn(6, 5, device=device)
+    out = torch.empty(5, 6, device=device).t()
+    torch.ops.opgraft.gelu.out(x, out=out)
+    torch.testing.assert_close(out, opgraft.gelu(x))
+
+
+@pytest.mark.parametrize("out", [torch.empty(3), torch.empty(6, 5, dtype=torch.float64)], ids=["shape", "dtype"])
+def test_memory_that_does_not_fit_is_refused(out: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError, match="out overload: out has (shape|dtype)"):
+        torch.ops.opgraft.gelu.out(torch.randn(6, 5), out=out)
+
+
+@lowered
+def test_inductor_plans_the_result(device: torch.device) -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = opgraft.gelu((x @ x) * 2)
+        return x
+
+    x = torch.randn(32, 32, device=device)
+    with torch.no_grad():
+        found, code = run_and_get_code(torch.compile(chain), x)
+    torch.testing.assert_close(found, chain(x), rtol=1e-4, atol=1e-4)
+    text = "\n".join(code)
+    assert text.count("torch.ops.opgraft.gelu.out(") == 3
+    assert "# reuse" in text
