@@ -1,8 +1,8 @@
 """Overloads that take memory for their result, so that a compiler plans it.
 
 torch 2.13 and newer lower a functional op to the overload of the same arguments that carries a tag for it. Its result
-is then a buffer like any other: reused, and not allocated by the op. A kernel finds the planned tensor where it allocates
-(csrc/support/planned.h).
+is then a buffer like any other: reused, and not allocated by the op. A kernel finds the planned tensor where it
+allocates (csrc/support/planned.h).
 
 Not every op has one. What torch (2.13 to 2.15, ``FallbackKernel.create``) generates for such an overload passes all
 tensors first and then everything else, None among it: that is the right order only where a tensor that may be left out

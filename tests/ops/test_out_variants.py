@@ -72,7 +72,7 @@ def test_memory_of_another_layout_is_filled_too(device: torch.device) -> None:
 
 @pytest.mark.parametrize("out", [torch.empty(3), torch.empty(6, 5, dtype=torch.float64)], ids=["shape", "dtype"])
 def test_memory_that_does_not_fit_is_refused(out: torch.Tensor) -> None:
-    with pytest.raises(RuntimeError, match="out overload: out has (shape|dtype)"):
+    with pytest.raises(RuntimeError, match=r"out overload: out has (shape|dtype)"):
         torch.ops.opgraft.gelu.out(torch.randn(6, 5), out=out)
 
 
