@@ -5,10 +5,14 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "support/check.h"
 
 namespace opgraft {
+
+// Kernels store vectors of 16 bytes into what they allocate.
+constexpr std::uintptr_t PLANNED_ALIGNMENT = 16;
 
 // While it lives, this thread's next allocation of the given tensor's sizes and dtype is this tensor. Kernels allocate
 // what they return in one place (tensor.h), so none of them has to know.
@@ -26,7 +30,8 @@ class Planned {
     const Tensor& tensor = *planned->tensor_;
     const auto own = tensor.sizes();
     if (tensor.scalar_type() != dtype || !std::equal(own.begin(), own.end(), sizes.begin(), sizes.end()) ||
-        !tensor.is_contiguous() || tensor.device() != like.device()) {
+        !tensor.is_contiguous() || tensor.device() != like.device() ||
+        reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % PLANNED_ALIGNMENT != 0) {
       return nullptr;
     }
     planned->tensor_ = nullptr;

@@ -63,11 +63,14 @@ def test_the_result_lies_in_the_memory(spec: OpSpec, dtype: torch.dtype, device:
         torch.testing.assert_close(widened(out), widened(wanted), rtol=0, atol=0, equal_nan=True, msg=sample.name)
 
 
-def test_memory_of_another_layout_is_filled_too(device: torch.device) -> None:
+@pytest.mark.parametrize("layout", ["transposed", "off 16 bytes"])
+def test_memory_of_another_layout_is_filled_too(layout: str, device: torch.device) -> None:
     x = torch.randn(6, 5, device=device)
-    out = torch.empty(5, 6, device=device).t()
+    memory = torch.full((31,), 7.0, device=device)
+    out = memory[:30].view(5, 6).t() if layout == "transposed" else memory[1:].view(6, 5)
     torch.ops.opgraft.gelu.out(x, out=out)
     torch.testing.assert_close(out, opgraft.gelu(x))
+    assert memory[-1 if layout == "transposed" else 0] == 7.0
 
 
 @pytest.mark.parametrize("out", [torch.empty(3), torch.empty(6, 5, dtype=torch.float64)], ids=["shape", "dtype"])
