@@ -25,10 +25,9 @@ def add_tags(op: torch._ops.OpOverload, *names: str) -> tuple[str, ...]:
 
 
 def out_tags() -> tuple[torch.Tag, ...]:
-    """The tag by which torch finds an overload that takes memory for its results: ``out_variant`` up to 2.12, then
-    ``out``."""
-    names = ("out", "out_variant")
-    return tuple(tag for name in names if (tag := getattr(torch.Tag, name, None)) is not None)[:1]
+    """The tag by which Inductor finds an overload that takes memory for its result; none before 2.14, whose lowering to
+    them fails on symbolic sizes (2.13) or is not there."""
+    return (torch.Tag.out,) if torch.__version__ >= (2, 14) else ()
 
 
 def is_dtensor(value: Any) -> bool:

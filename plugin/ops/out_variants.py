@@ -1,10 +1,10 @@
 """Overloads that take memory for their result, so that a compiler plans it.
 
-torch 2.13 and newer lower a functional op to the overload of the same arguments that carries a tag for it. Its result
+torch 2.14 and newer lower a functional op to the overload of the same arguments that carries a tag for it. Its result
 is then a buffer like any other: reused, and not allocated by the op. A kernel finds the planned tensor where it
 allocates (csrc/support/planned.h).
 
-Not every op has one. What torch (2.13 to 2.15, ``FallbackKernel.create``) generates for such an overload passes all
+Not every op has one. What torch (to 2.15, ``FallbackKernel.create``) generates for such an overload passes all
 tensors first and then everything else, None among it: that is the right order only where a tensor that may be left out
 is the last of the tensors, and numbers follow. And where an op has several results of which one is not used, it names a
 buffer that it has taken away.
