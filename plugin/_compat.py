@@ -27,7 +27,7 @@ def add_tags(op: torch._ops.OpOverload, *names: str) -> tuple[str, ...]:
 def out_tags() -> tuple[torch.Tag, ...]:
     """The tag by which Inductor finds an overload that takes memory for its result; none before 2.14, whose lowering to
     them fails on symbolic sizes (2.13) or is not there."""
-    return (torch.Tag.out,) if torch.__version__ >= (2, 14) else ()
+    return (torch.Tag.out,) if torch.__version__ >= "2.14" else ()  # compared as versions, not as text
 
 
 def is_dtensor(value: Any) -> bool:
