@@ -17,9 +17,7 @@ pytestmark = pytest.mark.core
 
 PLANNED = [spec for spec in specs("opgraft") if can_be_planned(spec.op._schema)]
 every_planned_op = pytest.mark.parametrize("spec", PLANNED, ids=lambda spec: spec.name)
-lowered = pytest.mark.skipif(
-    torch.__version__ < "2.14", reason="torch 2.13 fails to lower to them with symbolic sizes"
-)
+lowered = pytest.mark.skipif(torch.__version__ < "2.14", reason="torch 2.13 fails to lower to them with symbolic sizes")
 
 
 def out_overload(spec: OpSpec) -> Any:
