@@ -140,7 +140,9 @@ class Chooser:
                     # Surroundings and stretch disagree: what the compiler fuses depends on where either was cut.
                     more = stretch.around(case.site, changes, scope_of, most=_IN_DISPUTE * stretch.MOST_NODES)
                     if more is not None and len(more.nodes) > len(found.nodes):
-                        found, verdict = more, self._stretch_verdict(case, decision, more)
+                        last = self._stretch_verdict(case, decision, more)
+                        if last.measured:
+                            found, verdict = more, last
                 inside = {c.site.root for c in found.changes} if found is not None else set()
                 judged = {other.key for other, _ in waiting if other is case or other.site.root in inside}
                 for key in judged:
