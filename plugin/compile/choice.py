@@ -69,6 +69,11 @@ class Chooser:
         """Seconds that went into measuring so far."""
         return self.tune_seconds - self._left
 
+    @property
+    def _has_time_for_looks(self) -> bool:
+        """Half of the time is kept for sites that nobody has measured yet."""
+        return self._left >= self.tune_seconds / 2
+
     def apply(self, graph: torch.fx.Graph) -> list[SiteReport]:
         """Decides for every site of ``graph`` and rewrites it; what cannot be rewritten stays as it was."""
         decided = self.decide(graph)
@@ -136,7 +141,7 @@ class Chooser:
                     continue
                 found = stretch.around(case.site, changes, scope_of)
                 verdict = self._stretch_verdict(case, decision, found)
-                if found is not None and verdict.choice != decision.choice and self._left > self.tune_seconds / 2:
+                if found is not None and verdict.choice != decision.choice and self._has_time_for_looks:
                     # Surroundings and stretch disagree: what the compiler fuses depends on where either was cut.
                     more = stretch.around(case.site, changes, scope_of, most=_IN_DISPUTE * stretch.MOST_NODES)
                     if more is not None and len(more.nodes) > len(found.nodes):
@@ -173,7 +178,7 @@ class Chooser:
             if case.key not in self._doubts:
                 alike = [c.change for c in lost if c.key == case.key and not taken.intersection(c.site.nodes)]
                 found = stretch.around(case.site, alike, scope_of)
-                if found is None or self._left < self.tune_seconds / 2:
+                if found is None or not self._has_time_for_looks:
                     continue
                 self._doubts[case.key] = self._stretch_verdict(case, Decision(COMPILER, ""), found, doubt=True)
             if (verdict := self._doubts[case.key]).choice == KERNEL:

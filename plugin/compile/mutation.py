@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from opgraft.compile.scope import is_mark
+
 # iadd of add, iand of and_: Python's keywords have an underscore, which means no write here.
 _IN_PLACE_NAMES = frozenset(
     n for n in dir(operator) if n[0] == "i" and (hasattr(operator, n[1:]) or hasattr(operator, f"{n[1:]}_"))
@@ -16,7 +18,6 @@ _IN_PLACE_NAMES = frozenset(
 _WRITING_OPERATORS = frozenset([*(getattr(operator, n) for n in _IN_PLACE_NAMES), operator.setitem, operator.delitem])
 _WRITING_METHODS = frozenset([*(f"__{n}__" for n in _IN_PLACE_NAMES), "__setitem__", "__delitem__"])
 _PURE_HIGHER_ORDER = frozenset(["associative_scan"])  # torch refuses a function that writes
-_STATE = frozenset(["_enter_autocast", "_exit_autocast", "_set_grad_enabled"])
 
 
 def writes(node: torch.fx.Node) -> bool:
@@ -37,9 +38,9 @@ def writes(node: torch.fx.Node) -> bool:
         return True
     if target in _WRITING_OPERATORS:
         return True
-    name = getattr(target, "__name__", "")
-    if name in _STATE:
+    if is_mark(node):
         return False
+    name = getattr(target, "__name__", "")
     module = getattr(target, "__module__", None) or ""
     if isinstance(target, torch._ops.HigherOrderOperator):
         return name not in _PURE_HIGHER_ORDER
