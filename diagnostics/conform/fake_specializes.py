@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from opgraft.diagnostics.conform.lab import vary
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault
-from opgraft.diagnostics.conform.lab.case import Case, describe
+from opgraft.diagnostics.conform.lab.case import Case, describe, given, taken
 from opgraft.diagnostics.conform.lab.facts import Argument
 from opgraft.diagnostics.conform.lab.fakes import symbolic_call
 from opgraft.diagnostics.conform.lab.tree import tensors
@@ -47,14 +47,14 @@ def _shape(bench: Bench, case: Case) -> list[tuple[int, ...]] | None:
 
 def size_like(bench: Bench, case: Case, position: int, argument: Argument) -> bool:
     """Does the shape of a result follow this integer, or does the integer have to equal an extent?"""
-    value = case.args[position]
+    values = given(case)
+    value = values[position]
     if type(value) is not int or value < 1 or any(word in argument.name for word in ("dim", "axis")):
         return False
     before = _shape(bench, case)
-    up = (*case.args[:position], value + 1, *case.args[position + 1 :])
-    down = (*case.args[:position], value - 1, *case.args[position + 1 :])
-    for args in (up, down):
-        after = _shape(bench, case.varied("number", f"{argument.name} changed", args))
+    for other_value in (value + 1, value - 1):
+        changed = taken(case, [*values[:position], other_value, *values[position + 1 :]])
+        after = _shape(bench, case.varied("number", f"{argument.name} changed", *changed))
         if after is not None and before is not None and after != before:
             # A window or a group count also changes a shape, and the number of a mode its rank; a size gives that very
             # extent, or follows one by a step.
@@ -87,7 +87,9 @@ def check(bench: Bench) -> Iterator[Fault]:
                 severity="warning",
             )
             return
-        for position, argument in enumerate(bench.facts.arguments[: len(base.args)]):
+        by_name = {argument.name: argument for argument in bench.facts.arguments}
+        arguments = [*bench.facts.arguments[: len(base.args)], *(by_name[name] for name in base.kwargs)]
+        for position, argument in enumerate(arguments):
             if not argument.kind.startswith("int") or "[" in argument.kind:
                 continue
             if argument.name in bench.met or size_like(bench, base, position, argument):

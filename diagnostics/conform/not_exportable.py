@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
-from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.conform.lab.memory import fresh_call
+from opgraft.diagnostics.conform.lab.case import Case, called, given
+from opgraft.diagnostics.conform.lab.memory import fresh_values
 from opgraft.diagnostics.conform.lab.tree import tensors
 
 KIND = "not-exportable"
@@ -36,23 +36,21 @@ torch.testing.assert_close(program.module()({names}), {call})"""
 
 
 def inputs(case: Case) -> tuple[Any, ...]:
-    """The positional arguments that hold tensors, in fresh memory: a model's inputs. The rest are its constants."""
-    args, _ = fresh_call(case, requires_grad=False)
-    return tuple(value for value in args if tensors(value))
+    """The arguments that hold tensors, in fresh memory: a model's inputs. The rest are its constants."""
+    return tuple(value for value in fresh_values(case) if tensors(value))
 
 
 def holder(op: Any, case: Case) -> torch.nn.Module:
     """A model that does nothing but call the op on its inputs."""
-    constants = [None if tensors(value) else value for value in case.args]
-    places = [index for index, value in enumerate(case.args) if tensors(value)]
-    kwargs = case.kwargs
+    constants = [None if tensors(value) else value for value in given(case)]
+    places = [index for index, value in enumerate(given(case)) if tensors(value)]
 
     class Model(torch.nn.Module):
-        def forward(self, *given: Any) -> Any:
+        def forward(self, *inputs: Any) -> Any:
             filled = list(constants)
-            for index, value in zip(places, given, strict=True):
+            for index, value in zip(places, inputs, strict=True):
                 filled[index] = value
-            return op(*filled, **kwargs)
+            return called(op, case, filled)
 
     return Model()
 

@@ -14,6 +14,7 @@ as an argument.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -26,27 +27,32 @@ import torch
 
 from opgraft.diagnostics.conform.lab import saved
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
-from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.conform.lab.memory import fresh_call
+from opgraft.diagnostics.conform.lab.case import Case, called, given
+from opgraft.diagnostics.conform.lab.memory import fresh_values
 from opgraft.diagnostics.conform.lab.tree import tensors
 
 KIND = "not-exportable"
 SECONDS = 60.0
 TAIL = """\
 import pickle
-graph = torch.fx.Graph()
-graph.output(graph.call_function({op}, tuple(graph.placeholder(f"x{i}") for i in range(len(({names},))))))
-model = pickle.loads(pickle.dumps(torch.fx.GraphModule(torch.nn.Module(), graph)))
+class Model(torch.nn.Module):
+    def forward(self, {names}):
+        return {call}
+model = pickle.loads(pickle.dumps(torch.fx.symbolic_trace(Model())))
 torch.testing.assert_close(model({names}), {call})
 # and the same bytes in a process that has only imported what registers the op"""
 
 
 def graph_of(bench: Bench, case: Case) -> torch.fx.GraphModule:
-    """A graph whose placeholders are the positional arguments, with the op in the middle."""
+    """A graph whose placeholders are the arguments, with the op in the middle."""
     graph = torch.fx.Graph()
-    given = tuple(graph.placeholder(f"x{index}") for index in range(len(case.args)))
-    graph.output(graph.call_function(bench.op, given, dict(case.kwargs)))
+    places = [graph.placeholder(f"x{index}") for index in range(len(given(case)))]
+    graph.output(called(functools.partial(_call_function, graph, bench.op), case, places))
     return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _call_function(graph: torch.fx.Graph, op: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    return graph.call_function(op, args, kwargs)
 
 
 def elsewhere(bench: Bench, case: Case, model: bytes) -> tuple[Any, str]:
@@ -54,7 +60,7 @@ def elsewhere(bench: Bench, case: Case, model: bytes) -> tuple[Any, str]:
     with tempfile.TemporaryDirectory(prefix="opgraft-pickle-") as folder:
         place = Path(folder)
         (place / "model.pkl").write_bytes(model)
-        saved.save_cases(place / "call", (Case(case.args),))
+        saved.save_cases(place / "call", (Case(tuple(given(case))),))
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
         command = [sys.executable, "-m", "opgraft.diagnostics.conform.lab.unpickle", str(place), *bench.registrars]
         try:
@@ -81,7 +87,7 @@ def check(bench: Bench) -> Iterator[Fault]:
         model = pickle.dumps(graph_of(bench, case))
         with torch.no_grad():
             torch.manual_seed(0)
-            found = tensors(pickle.loads(model)(*fresh_call(case, requires_grad=False)[0]))
+            found = tensors(pickle.loads(model)(*fresh_values(case)))
     except Exception as error:
         yield Fault(
             f"a model with {bench.name} cannot be pickled and loaded: {sentence(error)}",

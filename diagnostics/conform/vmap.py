@@ -17,8 +17,8 @@ from collections.abc import Iterator
 import torch
 
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, NotRun, sentence
-from opgraft.diagnostics.conform.lab.case import Case
-from opgraft.diagnostics.conform.lab.memory import fresh_call
+from opgraft.diagnostics.conform.lab.case import Case, called
+from opgraft.diagnostics.conform.lab.memory import fresh_values
 from opgraft.diagnostics.conform.lab.tree import tensors
 from opgraft.diagnostics.conform.lab.witness import TAILS
 
@@ -27,7 +27,7 @@ BATCH = 3
 
 
 def trial(bench: Bench, case: Case, ruled: bool) -> str:
-    args, _ = fresh_call(case, requires_grad=False)
+    args = fresh_values(case)
     positions = [i for i, value in enumerate(args) if isinstance(value, torch.Tensor) and value.dtype.is_floating_point]
     if not positions:
         raise NotApplicable("no floating tensor among the arguments")
@@ -38,7 +38,7 @@ def trial(bench: Bench, case: Case, ruled: bool) -> str:
         filled = list(args)
         for position, value in zip(positions, given, strict=True):
             filled[position] = value
-        return tensors(bench.op(*filled, **case.kwargs))
+        return tensors(called(bench.op, case, filled))
 
     bench.tell(case, doing="compile")
     try:

@@ -34,13 +34,16 @@ def can_be_planned(schema: torch.FunctionSchema) -> bool:
 
 
 def schema_of(schema: torch.FunctionSchema) -> str:
-    """The schema of the ``out`` overload for that of a functional op: the same arguments, and the result's tensor."""
+    """The schema of the ``out`` overload for that of a functional op: the same arguments, and the result's tensor.
+
+    It returns nothing: an op outside of aten that returns what it was given cannot be functionalized.
+    """
     name, _, rest = str(schema).partition("::")[2].partition("(")
-    return f"{name}.out({rest.rpartition(') -> ')[0]}, *, Tensor(a!) out) -> Tensor(a!)"
+    return f"{name}.out({rest.rpartition(') -> ')[0]}, *, Tensor(a!) out) -> ()"
 
 
-def _fake(*_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
-    return out
+def _fake(*_: Any, **__: Any) -> None:
+    return None
 
 
 def define() -> torch.library.Library:

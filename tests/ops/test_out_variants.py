@@ -60,8 +60,9 @@ def test_the_result_lies_in_the_memory(spec: OpSpec, dtype: torch.dtype, device:
     for sample in calls(spec, device, dtype):
         wanted = spec.op(*sample.args, **sample.kwargs)
         out = torch.empty_like(wanted)
-        given = out_overload(spec)(*sample.args, **sample.kwargs, out=out)
-        assert given.data_ptr() == out.data_ptr()
+        place = out.data_ptr()
+        assert out_overload(spec)(*sample.args, **sample.kwargs, out=out) is None
+        assert out.data_ptr() == place
         torch.testing.assert_close(widened(out), widened(wanted), rtol=0, atol=0, equal_nan=True, msg=sample.name)
 
 
@@ -79,6 +80,18 @@ def test_memory_of_another_layout_is_filled_too(layout: str, device: torch.devic
 def test_memory_that_does_not_fit_is_refused(out: torch.Tensor) -> None:
     with pytest.raises(RuntimeError, match=r"out overload: out has (shape|dtype)"):
         torch.ops.opgraft.gelu.out(torch.randn(6, 5), out=out)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_it_can_be_compiled_itself(backend: str, device: torch.device) -> None:
+    def filled(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        torch.ops.opgraft.gelu.out(x, out=out)
+        return out * 2
+
+    x, out = torch.randn(6, 5, device=device), torch.empty(6, 5, device=device)
+    doubled = torch.compile(filled, backend=backend, fullgraph=True)(x, out)
+    torch.testing.assert_close(out, opgraft.gelu(x))
+    torch.testing.assert_close(doubled, out * 2)
 
 
 @lowered

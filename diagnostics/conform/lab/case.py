@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -180,6 +181,23 @@ def snippet(name: str, case: Case, tail: str = "print({call})", arrive: tuple[st
     if case.autocast and "autocast" not in tail:
         body = [f"with torch.autocast('cpu', dtype=torch.{case.autocast}):", *(f"    {line}" for line in body)]
     return "\n".join([*lines, *sources, *body])
+
+
+def given(case: Case) -> list[Any]:
+    """All arguments in one row, those by keyword behind the others."""
+    return [*case.args, *case.kwargs.values()]
+
+
+def taken(case: Case, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Other values in the order of ``given``, as positional and keyword arguments of the call."""
+    place = len(case.args)
+    return tuple(values[:place]), dict(zip(case.kwargs, values[place:], strict=True))
+
+
+def called(op: Any, case: Case, values: Sequence[Any]) -> Any:
+    """The call with other values, in the order of ``given``."""
+    args, kwargs = taken(case, values)
+    return op(*args, **kwargs)
 
 
 def plain_values(case: Case) -> tuple[Any, ...]:

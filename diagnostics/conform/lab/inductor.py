@@ -13,9 +13,9 @@ import torch
 from opgraft.diagnostics import _compat
 from opgraft.diagnostics.conform.lab import vary
 from opgraft.diagnostics.conform.lab.bench import Bench
-from opgraft.diagnostics.conform.lab.case import Case
+from opgraft.diagnostics.conform.lab.case import Case, called, given
 from opgraft.diagnostics.conform.lab.gradients import no_engine, steady
-from opgraft.diagnostics.conform.lab.memory import fresh_call
+from opgraft.diagnostics.conform.lab.memory import fresh_call, fresh_values
 from opgraft.diagnostics.conform.lab.tree import leaves, tensors
 
 CACHE_LOGGERS = ("torch._inductor.codecache", "torch._functorch._aot_autograd.autograd_cache")
@@ -54,28 +54,30 @@ def compiled(bench: Bench, case: Case, backend: str, neighbours: bool = False) -
 
 
 def model(bench: Bench, case: Case, neighbours: bool) -> Callable[..., Any]:
-    """A function of the positional arguments that calls the op, with a pointwise producer for each input."""
-    op, kwargs = bench.op, case.kwargs
-    written = set(bench.facts.written)
-    names = [argument.name for argument in bench.facts.arguments]
+    """A function of the arguments (``case.given``) that calls the op, with a pointwise producer for each input."""
+    op, written, names = bench.op, set(bench.facts.written), _names(bench, case)
 
     def call(*args: Any) -> Any:
-        given = list(args)
+        values = list(args)
         if neighbours:
-            for index, value in enumerate(given):
+            for index, value in enumerate(values):
                 if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and names[index] not in written:
-                    given[index] = value * 1.0
-        return op(*given, **kwargs), given if written else None
+                    values[index] = value * 1.0
+        return called(op, case, values), values if written else None
 
     return call
+
+
+def _names(bench: Bench, case: Case) -> list[str]:
+    """What the arguments are called, in the order of ``case.given``."""
+    return [argument.name for argument in bench.facts.arguments][: len(case.args)] + list(case.kwargs)
 
 
 def _compile(bench: Bench, case: Case, backend: str, neighbours: bool) -> Compiled:
     call = model(bench, case, neighbours)
     torch._dynamo.reset()
     bench.tell(case, doing="compile")
-    args, _ = fresh_call(case, requires_grad=False)
-    straight, _ = fresh_call(case, requires_grad=False)
+    args, straight = fresh_values(case), fresh_values(case)
     with torch.no_grad():
         torch.manual_seed(0)
         wanted = call(*straight)
@@ -131,8 +133,7 @@ def _calls(bench: Bench, case: Case, run: Callable[..., Any]) -> int | None:
         if not counter.count:
             return None
         counter.count = 0
-        args, _ = fresh_call(case, requires_grad=False)
-        run(*args)
+        run(*fresh_values(case))
     finally:
         bench.op._op = inner
     return counter.count
@@ -152,7 +153,7 @@ def compiled_gradients(bench: Bench, case: Case, backend: str) -> Pair | None:
     call = model(bench, case, True)
 
     def gradients(function: Callable[..., Any]) -> list[Any]:
-        args, _ = fresh_call(case)
+        args = fresh_values(case, None)
         torch.manual_seed(0)
         outputs = [out for out in tensors(function(*args)[0]) if out.requires_grad]
         inputs = [tensor for tensor in tensors(args) if tensor.requires_grad]
@@ -185,47 +186,47 @@ def other_size(bench: Bench, case: Case, backend: str) -> tuple[Case, Pair] | No
     with torch.no_grad(), _watched(bench):
         run = torch.compile(call, backend=backend, dynamic=True)
         try:
-            run(*fresh_call(case, requires_grad=False)[0])
+            run(*fresh_values(case))
             torch.manual_seed(0)
-            found = run(*fresh_call(larger, requires_grad=False)[0])
+            found = run(*fresh_values(larger))
         except Exception as error:
             return larger, Pair(error=error)
         torch.manual_seed(0)
-        return larger, Pair(list(leaves(found)), list(leaves(call(*fresh_call(larger, requires_grad=False)[0]))))
+        return larger, Pair(list(leaves(found)), list(leaves(call(*fresh_values(larger)))))
 
 
 def written_views(bench: Bench, case: Case) -> int:
     """Bytes that compiled code copies where the written arguments are parts of workspaces: slices, and for bytes parts
     of a float workspace seen as bytes, as kernels take their scratch memory."""
-    names = [argument.name for argument in bench.facts.arguments]
+    names = _names(bench, case)
+    values = given(case)
     places = [
         index
-        for index, value in enumerate(case.args)
+        for index, value in enumerate(values)
         if isinstance(value, torch.Tensor) and names[index] in bench.facts.written and value.numel()
     ]
-    kwargs = case.kwargs
 
     def call(*args: Any) -> Any:
-        given = list(args)
+        parts = list(args)
         for index in places:
-            size, shape = case.args[index].numel(), case.args[index].shape
+            size, shape = values[index].numel(), values[index].shape
             whole = (
                 args[index].view(torch.uint8) if args[index].dtype == torch.float32 and as_bytes[index] else args[index]
             )
-            given[index] = whole[:size].view(shape)
-        outputs = bench.op(*given, **kwargs)
+            parts[index] = whole[:size].view(shape)
+        outputs = called(bench.op, case, parts)
         return outputs, [args[index].sum() for index in places]
 
-    as_bytes = {index: case.args[index].dtype == torch.uint8 for index in places}
+    as_bytes = {index: values[index].dtype == torch.uint8 for index in places}
 
     def workspaces() -> list[Any]:
-        args, _ = fresh_call(case, requires_grad=False)
-        given = list(args)
+        spaces = fresh_values(case)
         for index in places:
-            flat = torch.zeros(2 * given[index].numel() + 8, dtype=given[index].dtype, device=given[index].device)
-            flat[: given[index].numel()].copy_(given[index].flatten())
-            given[index] = flat[: flat.numel() // 4 * 4].view(torch.float32) if as_bytes[index] else flat
-        return given
+            part = spaces[index]
+            flat = torch.zeros(2 * part.numel() + 8, dtype=part.dtype, device=part.device)
+            flat[: part.numel()].copy_(part.flatten())
+            spaces[index] = flat[: flat.numel() // 4 * 4].view(torch.float32) if as_bytes[index] else flat
+        return spaces
 
     bench.tell(case, doing="compile")
     torch._dynamo.reset()

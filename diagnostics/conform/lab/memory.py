@@ -131,6 +131,12 @@ def fresh_call(case: Case, requires_grad: bool | None = None) -> tuple[tuple[Any
     return args, kwargs
 
 
+def fresh_values(case: Case, requires_grad: bool | None = False) -> list[Any]:
+    """The same in one row, in the order of ``case.given``."""
+    args, kwargs = fresh_call(case, requires_grad)
+    return [*args, *kwargs.values()]
+
+
 def guarded_call(case: Case, pattern: int) -> tuple[tuple[Any, ...], dict[str, Any], list[Zone]]:
     """The arguments of a call in guarded memory, and the zones to look at after it."""
     zones: list[Zone] = []
