@@ -24,10 +24,10 @@ def add_tags(op: torch._ops.OpOverload, *names: str) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def out_tags() -> tuple[torch.Tag, ...]:
-    """The tag by which Inductor finds an overload that takes memory for its result; none before 2.14, whose lowering to
-    them fails on symbolic sizes (2.13) or is not there."""
-    return (torch.Tag.out,) if torch.__version__ >= "2.14" else ()  # compared as versions, not as text
+def plans_results() -> bool:
+    """Does Inductor lower an op to its overload that takes memory for its result? It begins to in 2.13, and fails on
+    symbolic sizes there."""
+    return torch.__version__ >= "2.14"  # compared as versions, not as text
 
 
 def is_dtensor(value: Any) -> bool:

@@ -61,9 +61,10 @@ struct WithOut;
 
 template <auto kernel, typename... Arguments>
 struct WithOut<kernel, Tensor (*)(Arguments...)> {
-  static void call(Arguments... arguments, Tensor out) {
+  static Tensor call(Arguments... arguments, Tensor out) {
     const Planned planned(out);
     deliver(kernel(arguments...), out);
+    return out;
   }
 };
 

@@ -34,24 +34,26 @@ def can_be_planned(schema: torch.FunctionSchema) -> bool:
 
 
 def schema_of(schema: torch.FunctionSchema) -> str:
-    """The schema of the ``out`` overload for that of a functional op: the same arguments, and the result's tensor.
-
-    It returns nothing: an op outside of aten that returns what it was given cannot be functionalized.
-    """
+    """The schema of the ``out`` overload for that of a functional op: the same arguments, and the result's tensor."""
     name, _, rest = str(schema).partition("::")[2].partition("(")
-    return f"{name}.out({rest.rpartition(') -> ')[0]}, *, Tensor(a!) out) -> ()"
+    return f"{name}.out({rest.rpartition(') -> ')[0]}, *, Tensor(a!) out) -> Tensor(a!)"
 
 
-def _fake(*_: Any, **__: Any) -> None:
-    return None
+def _fake(*_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
+    return out
 
 
-def define() -> torch.library.Library:
-    """Defines one for every op of this package that can have it; the library that is returned has to be kept."""
+def define() -> torch.library.Library | None:
+    """Defines one for every op of this package that can have it; the library that is returned has to be kept.
+
+    Only where a compiler takes them: without torch's tag, which invites it, nothing that calls one could be compiled.
+    """
+    if not _compat.plans_results():
+        return None
     library = torch.library.Library("opgraft", "FRAGMENT")
     for spec in specs("opgraft"):
         schema = spec.op._schema
         if can_be_planned(schema):
-            library.define(schema_of(schema), tags=_compat.out_tags())
+            library.define(schema_of(schema), tags=(torch.Tag.out,))
             torch.library.register_fake(f"{schema.name}.out", _fake, lib=library)
     return library
