@@ -325,3 +325,13 @@ def compiled_graph() -> Any:
     from torch._inductor.output_code import CompiledFxGraph
 
     return CompiledFxGraph
+
+
+def planned_overload(op: Any) -> Any:
+    """The overload that Inductor calls in an op's place for its tag ``torch.Tag.out``; None for most ops."""
+    try:
+        from torch._library._out_variant import to_out_variant
+
+        return to_out_variant(op)
+    except (ImportError, RuntimeError, AttributeError):  # torch knows of none, or such an op cannot have one
+        return None

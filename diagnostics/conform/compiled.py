@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 
+from opgraft.diagnostics._compat import planned_overload
 from opgraft.diagnostics.conform.lab import compare
 from opgraft.diagnostics.conform.lab.bench import Bench, Fault, NotApplicable, sentence
 from opgraft.diagnostics.conform.lab.case import Case
 from opgraft.diagnostics.conform.lab.inductor import Compiled, compiled, compiled_gradients, other_size
+from opgraft.diagnostics.conform.lab.settle import GRADIENTS_OFF
 from opgraft.diagnostics.conform.missing_autograd import requiring
 from opgraft.diagnostics.conform.missing_fake import lacks_fake
 
@@ -61,10 +63,18 @@ def _fault(bench: Bench, case: Case, backend: str, words: str, kind: str, what: 
         f"{bench.name} gives other {what} compiled with {backend}: {words}",
         case,
         kind=kind,
-        evidence=(where,),
+        evidence=(where,) if what == "gradients" else (where, GRADIENTS_OFF, *_planned(bench, backend)),
         severity="note" if kind == "precision" else "error",
         tail=TAIL.replace("BACKEND", backend) if what == "values" else "print({call})",
     )
+
+
+def _planned(bench: Bench, backend: str) -> tuple[str, ...]:
+    """What Inductor really calls, where that is not the op."""
+    overload = planned_overload(bench.op) if backend == "inductor" else None
+    if overload is None:
+        return ()
+    return (f"Inductor calls {overload} in its place, for the tag torch.Tag.out; without the tag it calls the op",)
 
 
 def _cause(error: BaseException) -> str:
@@ -93,6 +103,7 @@ def check(bench: Bench) -> Iterator[Fault]:
                     f"{bench.name} cannot be compiled with {backend}: {_cause(made.error)}",
                     case,
                     kind="output-alias" if ALIAS in text else "",
+                    evidence=(GRADIENTS_OFF, *_planned(bench, backend)),
                     tail=TAIL.replace("BACKEND", backend),
                 )
                 return
@@ -126,6 +137,7 @@ def check(bench: Bench) -> Iterator[Fault]:
                 yield Fault(
                     f"{bench.name}, compiled with {backend} for any size, fails at another one: {sentence(pair.error)}",
                     larger,
+                    evidence=(GRADIENTS_OFF, *_planned(bench, backend)),
                 )
                 return
             words, kind = differs(bench, larger, pair.found, pair.wanted)

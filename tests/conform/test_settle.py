@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from opgraft.diagnostics.conform.lab.settle import EXPLAINS, settle
+from opgraft.diagnostics.conform.lab.settle import EXPLAINS, GRADIENTS_OFF, settle
 from opgraft.diagnostics.kinds import KINDS
 from opgraft.diagnostics.model import Callee, Finding, Location
 
@@ -14,13 +14,14 @@ pytestmark = pytest.mark.core
 HERE = Location(path="model.py", line=1)
 
 
-def _found(kind: str, op: str = "mine::op") -> Finding:
+def _found(kind: str, op: str = "mine::op", evidence: tuple[str, ...] = ()) -> Finding:
     return Finding(
         kind=kind,
         code=KINDS[kind].code,
         severity="error",
         message=kind,
         location=HERE,
+        evidence=evidence,
         callee=Callee(name=op, owner="op"),
     )
 
@@ -48,3 +49,11 @@ def test_a_read_past_the_end_is_the_cause_of_what_differs() -> None:
 
 def test_another_op_is_another_matter() -> None:
     assert len(settle((_found("out-of-bounds"), _found("wrong-value", "mine::other")))) == 2
+
+
+def test_a_gradient_is_no_cause_of_what_is_seen_without_one() -> None:
+    bug = _found("compiler-bug")
+    assert {finding.kind for finding in settle((_found("missing-autograd"), bug))} == {"missing-autograd"}
+    seen = _found("compiler-bug", evidence=(GRADIENTS_OFF,))
+    assert len(settle((_found("missing-autograd"), seen))) == 2
+    assert len(settle((_found("fake-mismatch"), seen))) == 1

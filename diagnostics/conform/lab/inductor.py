@@ -121,22 +121,26 @@ class _Counter:
 
 
 def _calls(bench: Bench, case: Case, run: Callable[..., Any]) -> int | None:
-    """How often compiled code calls the op; None where calls of an overload cannot be seen in this torch."""
-    inner = vars(bench.op).get("_op")
-    if inner is None:
+    """How often compiled code calls the op, or the overload in its place; None where this torch cannot show it."""
+    planned = _compat.planned_overload(bench.op)
+    overloads = [bench.op] if planned is None else [bench.op, planned]
+    inner = [vars(overload).get("_op") for overload in overloads]
+    if None in inner:
         return None
-    counter = _Counter(inner)
+    counters = [_Counter(function) for function in inner]
     args, kwargs = fresh_call(case, requires_grad=False)
-    bench.op._op = counter
+    for overload, counter in zip(overloads, counters, strict=True):
+        overload._op = counter
     try:
         bench.op(*args, **kwargs)
-        if not counter.count:
+        if not counters[0].count:
             return None
-        counter.count = 0
+        counters[0].count = 0
         run(*fresh_values(case))
     finally:
-        bench.op._op = inner
-    return counter.count
+        for overload, function in zip(overloads, inner, strict=True):
+            overload._op = function
+    return sum(counter.count for counter in counters)
 
 
 @dataclass(frozen=True)

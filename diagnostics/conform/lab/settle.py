@@ -73,6 +73,9 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "kernel-not-run": ("compiler-bug", "precision"),
     "stale-cache": ("compiler-bug",),
 }
+# What is wrong with gradients alone explains nothing that has this among its evidence.
+GRADIENTS_OFF = "seen with gradients off"
+OF_GRADIENTS = frozenset({"missing-autograd", "wrong-gradient", "gradient-layout", "double-backward"})
 # Evidence in these words names an op that the backward of the found one calls.
 CALLS = "its backward calls"
 _RANK = {"error": 0, "warning": 1, "note": 2}
@@ -108,6 +111,8 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     chosen = []
     for (op, kind), finding in kept.items():
         causes = by_op.get(op, set()) - {kind}
+        if GRADIENTS_OFF in finding.evidence:
+            causes -= OF_GRADIENTS
         if any(kind in EXPLAINS.get(cause, ()) or "*" in EXPLAINS.get(cause, ()) for cause in causes):
             continue
         chosen.append(finding)
