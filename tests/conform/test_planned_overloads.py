@@ -1,4 +1,4 @@
-"""From torch 2.14 on Inductor calls the overload tagged ``out`` in an op's place: it counts as the op, and as a fault."""
+"""Inductor (2.14 and newer) calls an overload tagged ``out`` in an op's place: it counts as the op, and as a fault."""
 
 from __future__ import annotations
 
