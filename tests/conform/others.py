@@ -1,7 +1,7 @@
 """Calls of other people's ops, where guesses do not fit: ``opgraft doctor --import tests/conform/others.py``.
 
-Imports whichever of torchvision, fbgemm_gpu and torch_scatter is installed and gives its ops a record with samples.
-There is no reference beside the op itself, so values are compared with themselves only.
+Imports whichever of torchvision, fbgemm_gpu and torch-geometric's compiled parts is installed and gives its ops a
+record with samples. There is no reference beside the op itself, so values are compared with themselves only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def narrow(*values: int) -> Callable[[torch.device], torch.Tensor]:
     return lambda device: torch.tensor(values, device=device, dtype=torch.int32)
 
 
-for _module in ("torchvision", "fbgemm_gpu", "torch_scatter"):
+for _module in ("torchvision", "fbgemm_gpu", "torch_scatter", "torch_cluster", "torch_spline_conv", "torch_sparse"):
     with contextlib.suppress(ImportError, OSError, RuntimeError):
         importlib.import_module(_module)
 
@@ -72,11 +72,32 @@ record("fbgemm::expand_into_jagged_permute", (ints(1, 0), ints(0, 2, 5), ints(0,
 record("fbgemm::invert_permute", (ints(2, 0, 1),))
 record("fbgemm::pack_segments", (randn(6, 3), ints(2, 1, 3), 3))
 record("fbgemm::segment_csr", (randn(6, 3), ints(0, 2, 6)))
-record(
-    "torch_scatter::scatter_sum", (randn(6, 4), lambda d: ints(0, 1, 1, 0, 2, 2)(d)[:, None].expand(6, 4), 0, None, 3)
-)
-record(
-    "torch_scatter::scatter_max", (randn(6, 4), lambda d: ints(0, 1, 1, 0, 2, 2)(d)[:, None].expand(6, 4), 0, None, 3)
-)
-record("torch_scatter::segment_sum_csr", (randn(6, 4), ints(0, 2, 6), None))
+_segments = ints(0, 0, 1, 1, 1, 2)
+
+
+def _groups(device: torch.device) -> torch.Tensor:
+    return ints(0, 1, 1, 0, 2, 2)(device)[:, None].expand(6, 4)
+
+
+def _open(device: torch.device) -> torch.Tensor:
+    return torch.ones(2, dtype=torch.uint8, device=device)
+
+
+for _name in ("sum", "mean", "mul", "min", "max"):
+    record(f"torch_scatter::scatter_{_name}", (randn(6, 4), _groups, 0, None, 3))
+for _name in ("sum", "mean", "min", "max"):
+    record(f"torch_scatter::segment_{_name}_csr", (randn(6, 4), ints(0, 2, 6), None))
+    record(f"torch_scatter::segment_{_name}_coo", (randn(6, 4), _segments, None, 3))
 record("torch_scatter::gather_csr", (randn(2, 4), ints(0, 2, 6), None))
+record("torch_scatter::gather_coo", (randn(3, 4), _segments, None))
+record("torch_cluster::knn", (randn(6, 3), randn(4, 3), None, None, 2, False, 1))
+record("torch_cluster::radius", (randn(6, 3), randn(4, 3), None, None, 1.0, 8, 1))
+record("torch_cluster::fps", (randn(6, 3), ints(0, 6), lambda d: torch.tensor(0.5, device=d), False))
+record("torch_cluster::grid", (randn(6, 3), lambda d: torch.ones(3, device=d), None, None))
+record("torch_cluster::nearest", (randn(6, 3), randn(4, 3), ints(0, 6), ints(0, 4)))
+record("torch_cluster::graclus", (ints(0, 2, 4, 6), ints(1, 2, 0, 2, 0, 1), None))
+record("torch_cluster::random_walk", (ints(0, 2, 4, 6), ints(1, 2, 0, 2, 0, 1), ints(0, 1), 3, 1.0, 1.0))
+record(
+    "torch_spline_conv::spline_basis",
+    (lambda d: randn(6, 2)(d).sigmoid(), ints(3, 3), _open, 1),
+)

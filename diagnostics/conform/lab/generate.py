@@ -115,6 +115,12 @@ def _counts(facts: OpFacts) -> bool:
     )
 
 
+def _may_point(tensors: list[Argument], dtype: torch.dtype) -> bool:
+    """Are there integers of which nobody said what they mean? They may be places in another tensor."""
+    unnamed = [argument for argument in tensors if _dtype(argument, dtype) == dtype]
+    return len(tensors) > 1 and bool(unnamed) and dtype in (torch.int32, torch.int64)
+
+
 def generated(facts: OpFacts, device: torch.device) -> Iterator[Case]:
     """Guesses at a call, likely ones first.
 
@@ -148,6 +154,5 @@ def generated(facts: OpFacts, device: torch.device) -> Iterator[Case]:
                     kwargs[argument.name] = value
                 else:
                     args.append(value)
-            yield Case(
-                args=tuple(args), kwargs=kwargs, origin="generated", name="made from the schema", loose=_counts(facts)
-            )
+            loose = _counts(facts) or _may_point(required, dtype)
+            yield Case(args=tuple(args), kwargs=kwargs, origin="generated", name="made from the schema", loose=loose)
