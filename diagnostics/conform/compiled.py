@@ -33,6 +33,10 @@ KIND = "compiler-bug"
 ROUNDING = 20
 # A line of a compile error that begins with the type of one.
 NAMED = re.compile(r"\w*(Error|Exception): ")
+# What Dynamo says of the error that a call on fake tensors raised.
+INNER = re.compile(r"got (\w*(?:Error|Exception))\((['\"])(.+?)(?:\\n|\2\))")
+# torch's refusal of a kernel that wants numbers where sizes are symbols.
+SYMBOLIC = "with symbolic sizes/strides"
 # torch's refusal of an op whose schema says that a result is an argument.
 ALIAS = "output has alias annotations"
 
@@ -79,12 +83,15 @@ def _planned(bench: Bench, backend: str) -> tuple[str, ...]:
 
 def _cause(error: BaseException) -> str:
     """The line of a compile error that tells why: the first ones say which backend, and which call, it was."""
+    inner = INNER.search(str(error))
+    if inner is not None:
+        return f"{inner[1]}: {inner[3][:200]}"
     named = [line.strip() for line in str(error).splitlines() if NAMED.match(line.strip())]
     return f"{type(error).__name__}: {named[-1][:200]}" if named else sentence(error)
 
 
 TAIL = """\
-function = torch.compile(lambda {names}: {call}, backend="BACKEND", fullgraph=True)
+function = torch.compile(lambda {names}: {call}, backend="BACKEND", fullgraph=True, dynamic=True)
 torch.testing.assert_close(function({names}), {call})"""
 
 
@@ -99,10 +106,11 @@ def check(bench: Bench) -> Iterator[Fault]:
                     raise NotApplicable("the op has no fake")
                 if "DynamicOutputShape" in text or "data-dependent" in text.lower():
                     raise NotApplicable("a size that depends on data ends the graph")
+                numbers = bench.facts.is_composite and SYMBOLIC in text
                 yield Fault(
                     f"{bench.name} cannot be compiled with {backend}: {_cause(made.error)}",
                     case,
-                    kind="output-alias" if ALIAS in text else "",
+                    kind="output-alias" if ALIAS in text else "composite-kernel" if numbers else "",
                     evidence=(GRADIENTS_OFF, *_planned(bench, backend)),
                     tail=TAIL.replace("BACKEND", backend),
                 )
