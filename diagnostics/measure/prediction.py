@@ -5,6 +5,7 @@ The GPU's own time and the host's are foretold apart, and the step takes the lon
     device(op) = device(compiler) + [A(op) - A(reference)] + price(generated kernels of op) - price(those of compiler)
                  + price(those of the reference) + gap * kernels added
     host(op)   = host(compiler) + host time of the op's calls and of the launches added, beside the compiler's step
+                 - launches that go, at the mean of the compiler's step
 
 A price is what a kernel takes that only moves as many bytes. On a CPU nothing hides anything, and the two are a sum.
 It explains and it warns early; it concludes nothing. The measured step stands beside it wherever both are known.
@@ -58,7 +59,9 @@ def step_us(baseline_us: float, base: ArmFacts, own: ArmFacts, facts: FactsReadi
     by_hand = min(1.0, max(0.0, base.launches - base.replays) / seen) if base.launches else 1.0
     # Host times were taken beside the base's own: where the host was slower meanwhile, so was all of it.
     speed = host / facts.host_us_of_step if facts.host_us_of_step else 1.0
-    more_host = facts.host_us_of_calls * by_hand * speed
+    # Kernels that go where the op has taken over all of their work were launched before, for what a launch costs here.
+    gone = max(0.0, base.count() + own.count("op") - own.count())
+    more_host = (facts.host_us_of_calls * speed - gone * host / seen) * by_hand
     # The base's own two times say how its step comes about; what else is in it stays as it is.
     return baseline_us + max(device + more_device, host + more_host) - max(device, host)
 
