@@ -53,8 +53,8 @@ __device__ __forceinline__ void reduce_cluster(float (&values)[2], int blocks, f
 }
 
 // STAGES rows of a group are in shared memory or on their way. TENSORS is 3 with the gradient of the sum. PATIENT: the
-// next row is asked for when this one is done with. Where a block has many groups, that keeps the memory as busy and
-// the multiprocessors more even: those that the memory serves better do not run away from the others.
+// next row is asked for when this one is done with. Where a block has several groups, that keeps the memory as busy
+// and the multiprocessors more even: those that the memory serves better do not run away from the others.
 template <typename T, typename W, int VECTORS, int TENSORS, int STAGES, bool CLUSTERED, bool PATIENT>
 __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
     backward_registers(NormGradients<T, W> in, int threads, int shift, int blocks) {
