@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from goals import SHARES, verdict
-from row_ops import in_turns
+from row_ops import in_turns, settle
 from row_ops import seconds as graph_seconds
 from torch.nn import functional as F
 
@@ -84,6 +84,8 @@ def peers() -> dict[str, Loss]:
 def seconds(call: Callable[[], Any], device: torch.device, samples: int = 9) -> float:
     """Median of a call's time over samples of several calls, after warm-up."""
     times = []
+    if device.type == "cuda":
+        settle(call)
     for _ in range(samples + 2):
         if device.type == "cuda":
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

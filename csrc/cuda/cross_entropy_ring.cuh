@@ -204,10 +204,7 @@ __device__ __forceinline__ void sum_rows(const CrossEntropyCall<T>& call, const 
         for (int i = 0; i < COUNT; ++i) taken[i] = packs[v + i * THREADS];
         take<GENERAL>(call, sum, taken, first + v * WIDTH, THREADS * WIDTH);
       });
-      if (release) {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) hopper::arrive(&state.empty[at.slot]);
-      }
+      if (release) done_with(&state.empty[at.slot]);
       at.advance(shape.slots);
     }
     send_sums<A, GENERAL, WARPS>(state, sum, shape.cluster, rank, turn);
@@ -261,8 +258,7 @@ __device__ __forceinline__ void write_rows(const CrossEntropyCall<T>& call, cons
           const T* const elements = reinterpret_cast<const T*>(packs) + (from + place.phase - int64_t(first) * WIDTH);
           write_gradient<GENERAL, THREADS>(call, gradient, out, elements, from, static_cast<int>(to - from), thread);
         }
-        __syncwarp();
-        if (thread % 32 == 0) hopper::arrive(&state.empty[at.slot]);
+        done_with(&state.empty[at.slot]);
         at.advance(shape.slots);
       }
     }

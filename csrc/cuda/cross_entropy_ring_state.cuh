@@ -81,6 +81,12 @@ struct RowPlace {
   }
 };
 
+// By all lanes of a warp that has read what the barrier guards.
+__device__ __forceinline__ void done_with(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) hopper::arrive(barrier);
+}
+
 // Position in the ring: the slot, and the parity of its barriers.
 struct RingPosition {
   int slot = 0;
@@ -198,8 +204,7 @@ __device__ __forceinline__ RowSum<A, GENERAL> gather_sums(RingState<A>& state, i
 // A writing warp is done with that row's sums.
 template <typename A>
 __device__ __forceinline__ void release_sums(RingState<A>& state, int turn) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) hopper::arrive(&state.read[turn % ROWS_AHEAD]);
+  done_with(&state.read[turn % ROWS_AHEAD]);
 }
 
 #endif

@@ -38,6 +38,7 @@ std::tuple<Tensor, Tensor> backward(const char* op, const Tensor& grad, const Op
     in.length = shape.length;
     in.eps = static_cast<A>(eps);
     in.offset = static_cast<A>(offset);
+    in.share_of_mean = static_cast<A>(1.0 / static_cast<double>(shape.length));
     const bool wide = wide_rows<D>(shape.length, {in.grad.stride, in.x.stride, in.grad_summed.stride},
                                    {in.grad.data, in.x.data, in.grad_summed.data, in.weight, in.grad_x});
     const BackwardPlan plan = backward_plan<D, W>(shape.rows, shape.length, wide, context.multiprocessors());

@@ -110,8 +110,8 @@ void launch_backward_tensors(const NormGradients<T, W>& in, const BackwardPlan& 
   if (plan.vectors == 1) return launch_backward_registers<1, TENSORS, false, false>(in, plan, stream);
   if (plan.vectors == 2) return launch_backward_registers<2, TENSORS, false, false>(in, plan, stream);
   if constexpr (TENSORS == 2) {
-    const bool many_groups = plan.threads <= BACKWARD_THREADS / 4;
-    if (many_groups) return launch_backward_registers<BACKWARD_VECTORS, 2, false, true>(in, plan, stream);
+    const bool several_groups = plan.threads < BACKWARD_THREADS;
+    if (several_groups) return launch_backward_registers<BACKWARD_VECTORS, 2, false, true>(in, plan, stream);
   }
   launch_backward_registers<BACKWARD_VECTORS, TENSORS, false, false>(in, plan, stream);
 }

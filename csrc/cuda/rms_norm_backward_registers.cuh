@@ -53,8 +53,8 @@ __device__ __forceinline__ void reduce_cluster(float (&values)[2], int blocks, f
 }
 
 // STAGES rows of a group are in shared memory or on their way. TENSORS is 3 with the gradient of the sum. PATIENT: the
-// next row is asked for when this one is done with. Where a block has many groups, that keeps the memory as busy and
-// the multiprocessors more even: those that the memory serves better do not run away from the others.
+// next row is asked for when this one is done with. Where a block has several groups, that keeps the memory as busy
+// and the multiprocessors more even: those that the memory serves better do not run away from the others.
 template <typename T, typename W, int VECTORS, int TENSORS, int STAGES, bool CLUSTERED, bool PATIENT>
 __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
     backward_registers(NormGradients<T, W> in, int threads, int shift, int blocks) {
@@ -76,35 +76,41 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
   const auto slot = [&](int stage, int tensor, int k) {
     return ring + (((stage * TENSORS + tensor) * VECTORS + k) * BACKWARD_THREADS + threadIdx.x);
   };
-  const auto fetch = [&](int64_t row, int stage) {
-    if (row < in.rows) {
+  const auto inside = [&](int k) { return first + k * threads + thread < last; };
+  // In elements: this thread's first vector of a row, and from one of its vectors to the next.
+  const int begin = (first + thread) * WIDTH, step = threads * WIDTH;
+  // The row that is fetched next, at this thread's first vector of it.
+  int64_t next = team;
+  const T* next_x = in.x.row(team) + begin;
+  const T* next_grad = in.grad.row(team) + begin;
+  [[maybe_unused]] const T* next_more = TENSORS == 3 ? in.grad_summed.row(team) + begin : nullptr;
+  const auto fetch = [&](int stage) {
+    if (next < in.rows) {
 #pragma unroll
       for (int k = 0; k < VECTORS; ++k) {
-        const int v = first + k * threads + thread;
-        if (v < last) {
-          const int64_t at = static_cast<int64_t>(v) * WIDTH;
-          copy_async(slot(stage, 0, k), in.x.row(row) + at);
-          copy_async(slot(stage, 1, k), in.grad.row(row) + at);
-          if constexpr (TENSORS == 3) copy_async(slot(stage, 2, k), in.grad_summed.row(row) + at);
+        if (inside(k)) {
+          copy_async(slot(stage, 0, k), next_x + k * step);
+          copy_async(slot(stage, 1, k), next_grad + k * step);
+          if constexpr (TENSORS == 3) copy_async(slot(stage, 2, k), next_more + k * step);
         }
       }
+      next += teams;
+      next_x += teams * in.x.stride;
+      next_grad += teams * in.grad.stride;
+      if constexpr (TENSORS == 3) next_more += teams * in.grad_summed.stride;
     }
     commit_copies();
   };
 
-  float share[VECTORS][WIDTH] = {};
-  Words<W, WIDTH> weights[VECTORS];
-  // A wide weight of narrow rows takes too many registers to be kept: it is read for every row, from the cache.
-  constexpr bool KEPT = VECTORS * Words<W, WIDTH>::COUNT <= 16;
-  const auto load_weights = [&](int k) {
-    const int v = first + k * threads + thread;
-    weights[k] = in.weight && v < last ? load_words<W, WIDTH>(in.weight + v * WIDTH) : constant_words<W, WIDTH>(1.0f);
-  };
+  float share[VECTORS][WIDTH] = {}, factors[VECTORS][WIDTH];
 #pragma unroll
   for (int k = 0; k < VECTORS; ++k) {
-    const int v = first + k * threads + thread;
-    if constexpr (KEPT) load_weights(k);
-    if (v >= last) {  // past the row's end: never copied to
+    Words<W, WIDTH> weights = constant_words<W, WIDTH>(1.0f);
+    if (in.weight && inside(k)) weights = load_words<W, WIDTH>(in.weight + begin + k * step);
+    unpack(weights, factors[k]);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) factors[k][i] += in.weight ? in.offset : 0.0f;
+    if (!inside(k)) {  // past the row's end: never copied to
 #pragma unroll
       for (int s = 0; s < STAGES; ++s) {
 #pragma unroll
@@ -113,69 +119,54 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
     }
   }
 #pragma unroll
-  for (int s = 0; s < STAGES - 1; ++s) fetch(team + s * teams, s);
+  for (int s = 0; s < STAGES - 1; ++s) fetch(s);
 
   // Nobody writes into a block that has not begun.
   if constexpr (CLUSTERED) sync_cluster();
-  const float offset = in.weight ? in.offset : 0.0f;
-  const auto load_factors = [&](int k, float (&factors)[WIDTH]) {
-    unpack(weights[k], factors);
-#pragma unroll
-    for (int i = 0; i < WIDTH; ++i) factors[i] += offset;
-  };
+  T* to = in.grad_x + team * in.length + begin;
   int stage = 0, parity = 0;
-  for (int64_t base = team - group; base < in.rows; base += teams) {
-    const int64_t row = base + group;
+  for (int64_t base = team - group; base < in.rows; base += teams, to += teams * in.length) {
     wait_copies<STAGES - 2>();
     // The slot of the row before is free: all that was read of it has been used.
-    if constexpr (!PATIENT) fetch(row + (STAGES - 1) * teams, stage == 0 ? STAGES - 1 : stage - 1);
-    // A group whose rows are out, in the last round. Where warps hold several groups it goes on, with zeros: the
-    // shuffles take whole warps.
-    const bool live = row < in.rows;
-    if (!live && threads >= 32) continue;
-    Words<T, WIDTH> x[VECTORS], grad[VECTORS];
+    if constexpr (!PATIENT) fetch(stage == 0 ? STAGES - 1 : stage - 1);
+    // A group whose rows are out goes on in the last round, with zeros: warps may hold several groups, of a vector a
+    // thread, and shuffles and barriers take whole warps.
+    const bool live = base + group < in.rows;
+    const auto load = [&](int tensor, int k, float (&values)[WIDTH]) {
+      Words<T, WIDTH> words = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(stage, tensor, k)));
+      if (VECTORS == 1 && !live) words = Words<T, WIDTH>{};
+      unpack(words, values);
+    };
     float squares[WIDTH] = {}, products[WIDTH] = {};
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k) {
-      x[k] = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(stage, 0, k)));
-      grad[k] = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(stage, 1, k)));
-      if (!live) {
-        x[k] = Words<T, WIDTH>{};
-        grad[k] = Words<T, WIDTH>{};
-      }
-      if constexpr (!KEPT) load_weights(k);
-      float values[WIDTH], ups[WIDTH], factors[WIDTH];
-      unpack(x[k], values);
-      unpack(grad[k], ups);
-      load_factors(k, factors);
-      add_products(values, ups, factors, squares, products);
-      forget(x[k]);
-      forget(grad[k]);
-      forget(weights[k]);
+      if (VECTORS > 1 && !live) break;
+      float values[WIDTH], ups[WIDTH];
+      load(0, k, values);
+      load(1, k, ups);
+      add_products(values, ups, factors[k], squares, products);
     }
     float sums[2] = {sum_lanes(squares), sum_lanes(products)};
-    reduce_row(sums, threads, group, thread, &slots[parity][2 * group * (threads / 32)], Add{});
+    reduce_row<(VECTORS > 1)>(sums, threads, group, thread, &slots[parity][2 * group * (threads / 32)], Add{});
     if constexpr (CLUSTERED) reduce_cluster(sums, blocks, cluster_slots[parity]);
+    // The row is read from shared memory again: its words would fill half of the registers meanwhile.
+    asm volatile("" ::: "memory");
+    if (VECTORS > 1 && !live) break;
     const RowPull row_pull(in, sums, live);
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k) {
-      const int v = first + k * threads + thread;
-      if constexpr (!KEPT) load_weights(k);
-      float values[WIDTH], ups[WIDTH], factors[WIDTH];
-      unpack(x[k], values);
-      unpack(grad[k], ups);
-      load_factors(k, factors);
-      forget(weights[k]);
-      row_pull.apply(values, ups, factors, share[k]);
+      float values[WIDTH], ups[WIDTH];
+      load(0, k, values);
+      load(1, k, ups);
+      row_pull.apply(values, ups, factors[k], share[k]);
       if constexpr (TENSORS == 3) {
-        const Words<T, WIDTH> more = load_words<T, WIDTH>(reinterpret_cast<const T*>(slot(stage, 2, k)));
-        unpack(more, ups);
+        load(2, k, ups);
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) values[i] += ups[i];
       }
-      if (live && v < last) store_words(in.grad_x + row * in.length + static_cast<int64_t>(v) * WIDTH, pack<T>(values));
+      if (live && inside(k)) store_words(to + k * step, pack<T>(values));
     }
-    if constexpr (PATIENT) fetch(row + (STAGES - 1) * teams, stage == 0 ? STAGES - 1 : stage - 1);
+    if constexpr (PATIENT) fetch(stage == 0 ? STAGES - 1 : stage - 1);
     stage = stage == STAGES - 1 ? 0 : stage + 1;
     parity ^= 1;
   }
@@ -184,16 +175,14 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
   if (groups > 1) {
     store_shares(in, share, reinterpret_cast<float*>(shared), group, groups, thread, threads);
   } else {
-    const int64_t at = CLUSTERED ? blockIdx.x / blocks : blockIdx.x;
+    float* const shares = in.partial + (CLUSTERED ? blockIdx.x / blocks : blockIdx.x) * in.length + begin;
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k) {
-      const int v = first + k * threads + thread;
-      if (v < last) {
-        float* to = in.partial + at * in.length + static_cast<int64_t>(v) * WIDTH;
+      if (!inside(k)) continue;
 #pragma unroll
-        for (int i = 0; i < WIDTH; i += 4) {
-          *reinterpret_cast<float4*>(to + i) = {share[k][i], share[k][i + 1], share[k][i + 2], share[k][i + 3]};
-        }
+      for (int i = 0; i < WIDTH; i += 4) {
+        *reinterpret_cast<float4*>(shares + k * step + i) = {share[k][i], share[k][i + 1], share[k][i + 2],
+                                                             share[k][i + 3]};
       }
     }
   }

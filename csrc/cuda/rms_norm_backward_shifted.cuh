@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
   int64_t row = static_cast<int64_t>(blockIdx.x) * groups + group;
   fetch(row, 0);
   for (int64_t base = static_cast<int64_t>(blockIdx.x) * groups; base < in.rows; base += teams, row += teams) {
-    // A group whose rows are out goes on with zeros where warps hold several: barriers and shuffles take whole warps.
+    // A group whose rows are out goes on with zeros in the last round: warps may hold several groups, and shuffles and
+    // barriers take whole warps.
     const bool live = row < in.rows;
-    if (!live && threads >= 32) break;
     wait_copies<0>();
     share_row(group, threads);
     // The other stage is free: its gradient left before the barrier.

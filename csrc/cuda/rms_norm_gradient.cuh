@@ -28,6 +28,7 @@ struct NormGradients {
   int64_t length = 0;
   DeviceAccumulate<T> eps = 0;
   DeviceAccumulate<T> offset = 0;
+  DeviceAccumulate<T> share_of_mean = 0;  // 1 / length
 };
 
 // The sums that a row's gradient needs, of a vector's elements: squares of x, and products of x with what comes in.
@@ -47,12 +48,11 @@ struct RowPull {
   float scale;
   float pull;
 
-  // Not the fast root, though results are of 16 bits: ptxas then unpacks the rows before the sums are there, and
-  // spills. A row that is not there has no share, also where eps is zero.
+  // A row that is not there has no share, also where eps is zero.
   template <typename T, typename W>
   __device__ __forceinline__ RowPull(const NormGradients<T, W>& in, const float (&sums)[2], bool live) {
     scale = live ? inverse_root<float>(sums[0], in.length, in.eps) : 0.0f;
-    pull = scale * scale * scale * sums[1] / static_cast<float>(in.length);
+    pull = scale * scale * scale * (sums[1] * in.share_of_mean);
   }
 
   // x becomes its gradient; `share` gets what the row adds to the weight's.
@@ -61,8 +61,9 @@ struct RowPull {
                                         float (&share)[WIDTH]) const {
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {
-      share[i] = fmaf(grad[i], x[i] * scale, share[i]);
-      x[i] = fmaf(grad[i] * factors[i], scale, -x[i] * pull);
+      const float scaled = grad[i] * scale;
+      share[i] = fmaf(scaled, x[i], share[i]);
+      x[i] = fmaf(scaled, factors[i], -x[i] * pull);
     }
   }
 };

@@ -73,42 +73,46 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, 
   const int group = threadIdx.x >> shift;
   const int thread = threadIdx.x & (threads - 1);
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x >> shift) + group;
-  const int all = static_cast<int>(in.length / WIDTH);
+  // In elements: where this thread's vector k begins, and what is before the row's end.
+  const int first = thread * WIDTH, step = threads * WIDTH;
+  const int all = static_cast<int>(in.length);
   const int end = row < in.rows ? all : 0;
+  const auto inside = [&](int k, int of) { return first + k * step < of; };
 
   wait_for_the_kernel_before();
   Words<T, WIDTH> x[VECTORS], residual[ADD ? VECTORS : 1];
   Words<W, WIDTH> weights[VECTORS];
-  const T* from = in.x.row(row);
+  const T* const from = in.x.row(row) + first;
 #pragma unroll
   for (int k = 0; k < VECTORS; ++k) {
-    const int v = k * threads + thread;
-    x[k] = v < end ? load_words<T, WIDTH>(from + v * WIDTH) : Words<T, WIDTH>{};
+    x[k] = inside(k, end) ? load_words<T, WIDTH>(from + k * step) : Words<T, WIDTH>{};
   }
-  [[maybe_unused]] const T* other = ADD ? in.residual.row(row) : nullptr;
+  [[maybe_unused]] const T* const other = ADD ? in.residual.row(row) + first : nullptr;
   const auto load_residual = [&](int k) {
-    const int v = k * threads + thread;
-    residual[k] = v < end ? load_words<T, WIDTH>(other + v * WIDTH) : Words<T, WIDTH>{};
+    residual[k] = inside(k, end) ? load_words<T, WIDTH>(other + k * step) : Words<T, WIDTH>{};
   };
   if constexpr (ADD && EARLY) {
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k) load_residual(k);
   }
   const float offset = in.weight ? in.offset : 0.0f;
+  const W* const weight = in.weight + first;
   const auto load_weights = [&](int k) {
-    const int v = k * threads + thread;
-    weights[k] = in.weight && v < all ? load_words<W, WIDTH>(in.weight + v * WIDTH) : constant_words<W, WIDTH>(1.0f);
+    weights[k] = inside(k, all) ? load_words<W, WIDTH>(weight + k * step) : Words<W, WIDTH>{};
   };
-  if constexpr (EARLY) {
+  if (!in.weight) {
+#pragma unroll
+    for (int k = 0; k < VECTORS; ++k) weights[k] = constant_words<W, WIDTH>(1.0f);
+  } else if constexpr (EARLY) {
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k) load_weights(k);
   }
   // Only now: the blocks of the next kernel would be in the way of these loads.
   let_the_next_kernel_start();
   float lanes[WIDTH] = {};
+  [[maybe_unused]] T* const summed = ADD ? in.summed + row * in.length + first : nullptr;
 #pragma unroll
   for (int k = 0; k < VECTORS; ++k) {
-    const int v = k * threads + thread;
     float values[WIDTH];
     unpack(x[k], values);
     if constexpr (ADD) {
@@ -125,7 +129,7 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, 
 #pragma unroll
       for (int i = 0; i < WIDTH; ++i) values[i] += others[i];
       x[k] = pack<T>(values);
-      if (v < end) store_words(in.summed + row * in.length + v * WIDTH, x[k]);
+      if (inside(k, end)) store_words(summed + k * step, x[k]);
       unpack(x[k], values);
     }
 #pragma unroll
@@ -134,42 +138,58 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, 
     if constexpr (EARLY) forget(weights[k]);
   }
   float total[1] = {sum_lanes(lanes)};
-  reduce_row(total, threads, group, thread, slots[0] + group * (threads / 32), Add{});
+  reduce_row<(VECTORS > 1)>(total, threads, group, thread, slots[0] + group * (threads / 32), Add{});
   // The hardware's approximate root would do for 16-bit results, but then ptxas unpacks the row before the sum is
   // there, and spills: the exact one has a rare branch, which holds it back.
   const float scale = inverse_root<float>(total[0], in.length, in.eps);
-  const auto result = [&](int k, float (&values)[WIDTH]) {
-    if constexpr (!EARLY) load_weights(k);
+  // `round_first` and `shifted` are known to the compiler where that saves instructions.
+  const auto result = [&](int k, float (&values)[WIDTH], bool round_first, bool shifted) {
+    if constexpr (!EARLY) {
+      if (in.weight) load_weights(k);
+    }
     float factors[WIDTH];
     unpack(x[k], values);
     unpack(weights[k], factors);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) values[i] = product(values[i], scale);
-    if (in.round_first) unpack(pack<T>(values), values);
+    if (round_first) unpack(pack<T>(values), values);
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) values[i] = product(values[i], factors[i] + offset);
+    for (int i = 0; i < WIDTH; ++i) values[i] = product(values[i], shifted ? factors[i] + offset : factors[i]);
     forget(x[k]);
     forget(weights[k]);
   };
   if constexpr (RESULT == Result::PLAIN) {
+    T* const to = in.y + row * in.length + first;
+    const auto store_row = [&](bool round_first, bool shifted) {
 #pragma unroll
-    for (int k = 0; k < VECTORS; ++k) {
-      const int v = k * threads + thread;
-      if (v >= end) continue;
-      float values[WIDTH];
-      result(k, values);
-      store_words(in.y + row * in.length + v * WIDTH, pack<T>(values));
+      for (int k = 0; k < VECTORS; ++k) {
+        if (!inside(k, end)) continue;
+        float values[WIDTH];
+        result(k, values, round_first, shifted);
+        store_words(to + k * step, pack<T>(values));
+      }
+    };
+    if (offset != 0.0f) {
+      store_row(in.round_first, true);
+    } else if (in.round_first) {
+      store_row(true, false);
+    } else {
+      store_row(false, false);
     }
-  } else if constexpr (VECTORS == 2 || VECTORS == 4) {
-    // Registers hold the results where they held the row; with more than one vector a row has whole warps.
-    float values[VECTORS][WIDTH];
-#pragma unroll
-    for (int k = 0; k < VECTORS; ++k) result(k, values[k]);
-    encode_held_row<WIDTH, VECTORS, RESULT == Result::FP8_BLOCKS>(in.fp8, row, in.length, end, threads, group, thread,
-                                                                  slots[1] + group * (threads / 32), values);
   } else {
-    encode_row<WIDTH, VECTORS, RESULT == Result::FP8_BLOCKS>(in.fp8, row, in.length, end, threads, group, thread,
-                                                             slots[1] + group * (threads / 32), result);
+    const auto values_of = [&](int k, float (&values)[WIDTH]) { result(k, values, in.round_first, true); };
+    const int vectors = end / WIDTH;
+    if constexpr (VECTORS == 2 || VECTORS == 4) {
+      // Registers hold the results where they held the row; with more than one vector a row has whole warps.
+      float values[VECTORS][WIDTH];
+#pragma unroll
+      for (int k = 0; k < VECTORS; ++k) values_of(k, values[k]);
+      encode_held_row<WIDTH, VECTORS, RESULT == Result::FP8_BLOCKS>(in.fp8, row, in.length, vectors, threads, group,
+                                                                    thread, slots[1] + group * (threads / 32), values);
+    } else {
+      encode_row<WIDTH, VECTORS, RESULT == Result::FP8_BLOCKS>(in.fp8, row, in.length, vectors, threads, group, thread,
+                                                               slots[1] + group * (threads / 32), values_of);
+    }
   }
 }
 

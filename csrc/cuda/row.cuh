@@ -156,11 +156,12 @@ __device__ __forceinline__ void row_barrier(int group, int threads) {
 }
 
 // Over the threads of a row, a power of two; `slots` is shared memory of COUNT values a warp of the row, and must not
-// be written again before the next barrier of the row. Every thread gets the result.
-template <typename Combine, typename A, int COUNT>
+// be written again before the next barrier of the row. Every thread gets the result. WARPS: the threads are known to be
+// whole warps.
+template <bool WARPS = false, typename Combine, typename A, int COUNT>
 __device__ __forceinline__ void reduce_row(A (&values)[COUNT], int threads, int group, int thread, A* slots,
                                            Combine combine) {
-  reduce_lanes(values, threads, combine);
+  reduce_lanes(values, WARPS ? 32 : threads, combine);
   if (threads <= 32) return;
   const int warps = threads / 32;
   const int lane = thread % 32;
@@ -170,7 +171,7 @@ __device__ __forceinline__ void reduce_row(A (&values)[COUNT], int threads, int 
   }
   row_barrier(group, threads);
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) values[i] = slots[(lane % warps) * COUNT + i];
+  for (int i = 0; i < COUNT; ++i) values[i] = slots[(lane & (warps - 1)) * COUNT + i];
   reduce_lanes(values, warps, combine);
 }
 

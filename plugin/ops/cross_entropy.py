@@ -123,22 +123,26 @@ def _one_pass_serves(logits: torch.Tensor, target: torch.Tensor, reduction: int)
 
 
 def _scaling_serves(logits: torch.Tensor, reduction: int) -> bool:
-    """Where a compiled backward multiplies the forward's gradient by the incoming one, whose value no graph knows.
-
-    Inductor does so in place. On a CPU, where exponentials cost more than that pass, it is faster than to read the
-    logits again; on a GPU it moves a quarter more. Not in float16: small gradients are lost before a loss scale, which
-    is there to save them, has a say.
-    """
+    """Where a compiled backward multiplies the forward's gradient by the incoming one."""
     return (
         torch.compiler.is_compiling()
         and not torch.compiler.is_exporting()
-        and logits.device.type == "cpu"
-        and logits.dtype != torch.float16
-        and reduction != NONE
         and torch.is_grad_enabled()
         and logits.requires_grad
         and not _compat.is_dtensor(logits)
+        and scaling_pays(logits, reduction)
     )
+
+
+def scaling_pays(logits: torch.Tensor, reduction: int) -> bool:
+    """Whether a compiled backward does better with the forward's gradient, times an incoming one whose value no graph
+    knows, than with the logits.
+
+    Inductor multiplies in place. On a CPU, where exponentials cost more than that pass, it is faster than to read the
+    logits again; on a GPU it moves a quarter more. Not in float16: small gradients are lost before a loss scale, which
+    is there to save them, has a say.
+    """
+    return logits.device.type == "cpu" and logits.dtype != torch.float16 and reduction != NONE
 
 
 class _OnePass(torch.autograd.Function):

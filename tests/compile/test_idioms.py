@@ -179,6 +179,17 @@ def test_a_loss_is_one_site(name: str, dtype: torch.dtype) -> None:
     check(lambda x, t: LOSSES[name](x * 1, t), (logits, labels), "cross-entropy", tolerance=0.02)
 
 
+@pytest.mark.parametrize(("wanted", "dtype"), [(True, BF16), (True, torch.float16), (False, BF16)])
+def test_a_loss_on_a_cpu_makes_its_gradient_in_the_same_pass(wanted: bool, dtype: torch.dtype) -> None:
+    """Where one is wanted, but not in float16, whose small gradients are lost before a loss scale."""
+    logits, labels = torch.randn(2, 6, 11).to(dtype).requires_grad_(wanted), torch.randint(0, 11, (2, 6))
+    module = captured(transformers_loss, logits, labels)
+    (site,) = find_sites(module.graph)
+    put_kernel(site)
+    one_pass = torch.ops.opgraft.cross_entropy_with_gradient.default
+    assert any(n.target is one_pass for n in module.graph.nodes) == (wanted and dtype != torch.float16)
+
+
 OTHER_LOSSES = {
     "classes in the middle": lambda x, t: F.cross_entropy(x.transpose(1, 2), t),
     "probabilities": lambda x, t: F.cross_entropy(x.view(-1, 11), x.view(-1, 11).softmax(-1)),

@@ -1,6 +1,7 @@
 """Cross entropy as models call it: ``F.cross_entropy`` on rows of logits, which transformers first casts to float32.
 
-The op takes the logits as they were before the cast: it computes in float32 and reads half the bytes.
+The op takes the logits as they were before the cast: it computes in float32 and reads half the bytes. Where a gradient
+is wanted and that is faster, it is the op that makes the gradient in the same pass.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from opgraft.compile.metadata import same_shape
 from opgraft.compile.rules.node_kind import kind_of
 from opgraft.compile.rules.rule import Emit, Match, Rule
 from opgraft.compile.rules.walk import Node, Walk, argument, is_number, static_last, tensor_of
+from opgraft.ops.cross_entropy import scaling_pays
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
@@ -60,13 +62,16 @@ def _match(node: Node, logits: Any, nodes: set[Node], smoothing: Any) -> Match |
     before = tensor_of(source)
     flatten = before is not None and not same_shape(before, rows)
     wide = torch.promote_types(before.dtype, torch.float32) if before is not None else torch.float32
+    op = torch.ops.opgraft.cross_entropy.default
+    if before is not None and result.requires_grad and scaling_pays(before, options[-1]):
+        op = torch.ops.opgraft.cross_entropy_with_gradient.default
 
     def write(emit: Emit, logits: Any, target: Any, weight: Any) -> tuple[Node, ...]:
         if flatten:
             logits = emit(torch.ops.aten.reshape.default, logits, [-1, length])
         if weight is not None:
             weight = emit(torch.ops.aten._to_copy.default, weight, dtype=wide)
-        found = emit(torch.ops.opgraft.cross_entropy.default, logits, target, weight, *options)
+        found = emit(op, logits, target, weight, *options)
         loss = emit(operator.getitem, found, 0)
         return (loss if dtype == wide else emit(torch.ops.aten._to_copy.default, loss, dtype=dtype),)
 
