@@ -22,11 +22,11 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
-from exact import exact_function
 
 import opgraft  # noqa: F401  (fills the table)
 from opgraft.registry import OpSpec, Sample, find, specs
 
+from exact import exact_function
 from table import map_tensors, tensors, to_double, worst_error
 
 ROUNDINGS = 16
