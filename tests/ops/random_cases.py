@@ -32,6 +32,7 @@ from table import map_tensors, tensors, to_double, worst_error
 ROUNDINGS = 16
 MOST_ELEMENTS = 20_000  # of one tensor: the reference in float64 has to be quick
 JOB_CASES = 250  # of one op, by one process at a time
+TOGETHER = 25  # of these, what goes to the device and comes back at once
 MOST_FAILURES = 20  # after which an op is not tried any further
 CPU = torch.device("cpu")
 
@@ -281,28 +282,90 @@ def condition(spec: OpSpec, args: Any, kwargs: Any, exact: list[torch.Tensor], d
     return [worst_error(one, other) for one, other in zip(moved, exact, strict=True)]
 
 
-def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The same values in the same layout: strides, offset, and what is between the elements."""
-    if device == tensor.device:
-        return tensor
-    whole = tensor.untyped_storage().nbytes() // tensor.element_size()
-    storage = tensor.as_strided((whole,), (1,), 0).to(device)
-    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+@dataclass(frozen=True)
+class Case:
+    """One call, on the CPU."""
 
-
-def run_case(spec: OpSpec, device: torch.device, seed: int, number: int) -> None:
-    """Raises where the op is wrong."""
-    key = f"{spec.name} {seed} {number}"
-    dtype = random.Random(key).choice(spec.dtypes)
-    draw = Draw.of(dtype, key)
+    number: int
     args: Any
     kwargs: Any
-    if spec.name in DRAWINGS:
-        args, kwargs = DRAWINGS[spec.name](draw), {}
-    else:
-        args, kwargs = _from_samples(spec, draw)
-    placed = map_tensors(lambda t: on_device(t, device), (args, kwargs))
-    found = [t.cpu() for t in tensors(spec.op(*placed[0], **placed[1]))]
+    draw: Draw
+
+    @classmethod
+    def of(cls, spec: OpSpec, seed: int, number: int) -> Case:
+        key = f"{spec.name} {seed} {number}"
+        draw = Draw.of(random.Random(key).choice(spec.dtypes), key)
+        if spec.name in DRAWINGS:
+            return cls(number, DRAWINGS[spec.name](draw), {}, draw)
+        return cls(number, *_from_samples(spec, draw), draw)
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """The same tensors on the device, in the same layout (strides, offset, what is between the elements).
+
+    All of them by one copy: a process that shares a GPU with others waits its turn for each.
+    """
+    if device == CPU:
+        return value
+    sizes = [t.untyped_storage().nbytes() for t in tensors(value)]
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + (size + 255) // 256 * 256)
+    packed = torch.zeros(starts[-1], dtype=torch.uint8)
+    for tensor, start, size in zip(tensors(value), starts, sizes, strict=False):
+        flat = tensor.as_strided((size // tensor.element_size(),), (1,), 0)
+        packed[start : start + size] = flat.view(torch.uint8)
+    there = packed.to(device)
+    places = iter(starts)
+
+    def view(tensor: torch.Tensor) -> torch.Tensor:
+        size = tensor.element_size()
+        start = next(places)
+        whole = there[start : start + tensor.untyped_storage().nbytes() // size * size].view(tensor.dtype)
+        return whole.as_strided(tensor.shape, tensor.stride(), start // size + tensor.storage_offset())
+
+    return map_tensors(view, value)
+
+
+def fetched(value: Any) -> Any:
+    """The same values on the CPU, by one copy."""
+    if all(t.device == CPU for t in tensors(value)):
+        return value
+    parts = [t.contiguous().as_strided((t.numel(),), (1,)).view(torch.uint8) for t in tensors(value) if t.numel()]
+    packed = torch.cat(parts).cpu() if parts else torch.empty(0, dtype=torch.uint8)
+    start = 0
+
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal start
+        size = tensor.numel() * tensor.element_size()
+        start += size
+        return packed[start - size : start].clone().view(tensor.dtype).view(tensor.shape)
+
+    return map_tensors(take, value)
+
+
+def run_cases(spec: OpSpec, device: torch.device, seed: int, numbers: range) -> dict[int, str]:
+    """What failed, by the case's number."""
+    failed: dict[int, str] = {}
+
+    def attempt(number: int, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as problem:
+            failed[number] = f"{type(problem).__name__}: {str(problem)[:600]}"
+
+    cases = {n: attempt(n, lambda n=n: Case.of(spec, seed, n)) for n in numbers}
+    there = placed({n: (c.args, c.kwargs) for n, c in cases.items() if c is not None}, device)
+    found = {n: attempt(n, lambda call=call: spec.op(*call[0], **call[1])) for n, call in there.items()}
+    found = fetched({n: f for n, f in found.items() if f is not None})
+    for number, results in found.items():
+        attempt(number, lambda n=number, r=results: judge(spec, cases[n], tensors(r)))
+    return failed
+
+
+def judge(spec: OpSpec, case: Case, found: list[torch.Tensor]) -> None:
+    """Raises where the op is wrong."""
+    args, kwargs = case.args, case.kwargs
     exact = tensors(exact_function(spec)(*to_double(args), **to_double(kwargs)))
     own: list[torch.Tensor] = []
     moved: list[float] = []
@@ -320,13 +383,13 @@ def run_case(spec: OpSpec, device: torch.device, seed: int, number: int) -> None
         if error <= allowed:
             continue
         # A sum of terms that cancel is as exact as its terms are: not wrong where a rounding of them moves it as far.
-        moved = moved or condition(spec, args, kwargs, exact, draw)
+        moved = moved or condition(spec, args, kwargs, exact, case.draw)
         inputs = [t.abs().max().item() for t in tensors((args, kwargs)) if t.is_floating_point() and t.numel()]
         allowed += ROUNDINGS * moved[index] + eps * min(inputs, default=0.0)
         # In float64 what is called exact has the reference's own roundings, whose number nobody knows.
         allowed *= 8 if got.dtype == torch.float64 else 1
         shapes = [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args]
-        assert error <= allowed, f"{dtype} {shapes}, output {index}: error {error:.3g}, allowed {allowed:.3g}"
+        assert error <= allowed, f"{case.draw.dtype} {shapes}, output {index}: error {error:.3g}, allowed {allowed:.3g}"
 
 
 @dataclass(frozen=True)
@@ -347,15 +410,14 @@ def run_job(job: Job) -> tuple[int, list[str]]:
     assert spec is not None, f"{job.op} is not in the table"
     failed: list[str] = []
     ran = 0
-    for number in job.numbers:
+    for first in job.numbers[::TOGETHER]:
         if time.time() > job.until or len(failed) >= MOST_FAILURES:
             break
-        try:
-            with torch.no_grad():
-                run_case(spec, torch.device(job.device), job.seed, number)
-        except Exception as problem:
-            failed.append(f"case {number}: {type(problem).__name__}: {str(problem)[:600]}")
-        ran += 1
+        numbers = range(first, min(first + TOGETHER, job.numbers.stop))
+        with torch.no_grad():
+            problems = run_cases(spec, torch.device(job.device), job.seed, numbers)
+        failed += [f"case {number}: {problem}" for number, problem in problems.items()]
+        ran += len(numbers)
     return ran, failed
 
 
@@ -374,8 +436,10 @@ def main() -> int:
         for name in names:
             spec = find(name)
             assert spec is not None, f"{name} is not in the table"
+            numbers = range(given.only, given.only + 1)
             with torch.no_grad():
-                run_case(spec, torch.device(given.device), given.seed, given.only)
+                problems = run_cases(spec, torch.device(given.device), given.seed, numbers)
+            print(f"{name}: {problems.get(given.only, 'right')}")
         return 0
     until = time.time() + given.seconds
     # An op after the other within every stretch of cases, so that all get as far where time is short.
