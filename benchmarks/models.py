@@ -1,6 +1,7 @@
 """A transformers Mamba with and without opgraft.patch: a training step, eager and compiled, and the time to compile.
 
 python benchmarks/models.py [--layers 2] [--hidden 256] [--batch 2] [--length 512] [--device cpu] [--compile-original]
+                            [--no-eager] [--no-original]
 
 Values are compared by opgraft.patch itself before anything is timed. The arms are the model as transformers runs it,
 which calls the kernels of causal-conv1d and mamba_ssm where these packages are installed, and the patched model; each
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--dtype", default=None, help="default: bfloat16 on a GPU, float32 on the CPU")
     parser.add_argument("--compile-original", action="store_true")
     parser.add_argument("--no-eager", action="store_true", help="compiled arms alone")
+    parser.add_argument("--no-original", action="store_true", help="the patched model alone")
     given = parser.parse_args()
     dtype = getattr(torch, given.dtype or ("bfloat16" if given.device == "cuda" else "float32"))
     device = torch.device(given.device)
@@ -104,9 +106,10 @@ def main() -> None:
             flush=True,
         )
 
-    eager(original)
-    if given.compile_original or (device.type == "cuda" and len(installed) == 2):
-        compile_it(original, fullgraph=False)
+    if not given.no_original:
+        eager(original)
+        if given.compile_original or (device.type == "cuda" and len(installed) == 2):
+            compile_it(original, fullgraph=False)
     print(opgraft.patch(model))
     eager("patched")
     compile_it("patched", fullgraph=True)

@@ -1,16 +1,19 @@
 // linear_scan with time contiguous: a warp owns a row and moves along it in tiles of 32 lanes x 16 bytes. A lane scans
 // its own elements, the warp scans the lanes' (decay, update) pairs with shuffles, the last state is carried to the
-// next tile, whose loads are issued before this tile's arithmetic. About 9 instructions an element in 16 bits (25 % of
+// next tile. Loads are issued two tiles ahead (the backward: one). About 9 instructions an element in 16 bits (25 % of
 // the issue slots at the copy rate), 40 in float, where the sums are compensated (support/twofold.h).
 //
 // The backward walk is the same scan the other way, e[t] = decay[t] (grad[t] + e[t+1]), whose result at the first step
 // is the gradient of the initial state.
 #include "cuda/linear_scan.cuh"
+#include "support/pack.h"
 
 namespace opgraft::cuda {
 namespace {
 
 constexpr int ROW_WARPS = 4;
+// Tiles that the forward scan has on their way: as they are in memory, since values widened on arrival are waited for.
+constexpr int TILES_AHEAD = 2;
 // Warps an SM below which rows are cut into segments, and what is aimed at then.
 constexpr int ENOUGH_WARPS = 10;
 constexpr int WARPS_WANTED = 24;
@@ -86,6 +89,31 @@ __device__ __forceinline__ void store_steps(T* row, int64_t length, int64_t firs
   }
 }
 
+// The vector of a lane as it is in memory; `fill` where there is none. Of rows that are no vectors, in walking order.
+template <bool WIDE, bool REVERSE, typename T>
+__device__ __forceinline__ Words<VECTOR_BYTES> load_pack(const T* row, int64_t length, int64_t first,
+                                                         DeviceAccumulate<T> fill) {
+  constexpr int WIDTH = VECTOR_WIDTH<T>;
+  if (WIDE && first < length) return load_words<VECTOR_BYTES>(row + (REVERSE ? length - WIDTH - first : first));
+  DeviceAccumulate<T> values[WIDTH];
+#pragma unroll
+  for (int i = 0; i < WIDTH; ++i) {
+    const int64_t t = first + i;
+    values[i] = !WIDE && t < length ? widen(row[REVERSE ? length - 1 - t : t]) : fill;
+  }
+  return pack<T, VECTOR_BYTES>(values);
+}
+
+template <bool FLIP, typename T>
+__device__ __forceinline__ void unpack_steps(const Words<VECTOR_BYTES>& words,
+                                             DeviceAccumulate<T> (&out)[VECTOR_WIDTH<T>]) {
+  constexpr int WIDTH = VECTOR_WIDTH<T>;
+  DeviceAccumulate<T> values[WIDTH];
+  unpack<T>(words, values);
+#pragma unroll
+  for (int i = 0; i < WIDTH; ++i) out[i] = values[FLIP ? WIDTH - 1 - i : i];
+}
+
 // One warp a (row, segment). With `pairs_out` it only reduces the segment; else it scans and writes.
 template <typename T, bool WIDE, bool REVERSE>
 __global__ void __launch_bounds__(ROW_WARPS * 32)
@@ -105,38 +133,42 @@ __global__ void __launch_bounds__(ROW_WARPS * 32)
   Affine<S> whole{S::of(A(1)), S::of(A(0))};
   if (!reduce && segments.count > 1) state = entering_state(pairs, rows, row, segment, state, lane);
 
-  A a[WIDTH], b[WIDTH], next_a[WIDTH], next_b[WIDTH];
+  Words<VECTOR_BYTES> decays[TILES_AHEAD], updates[TILES_AHEAD];
   int64_t first = begin + lane * WIDTH;
-  load_steps<T, WIDTH, WIDE, REVERSE>(decay, length, first, A(1), a);
-  load_steps<T, WIDTH, WIDE, REVERSE>(update, length, first, A(0), b);
-  for (int64_t tile = begin; tile < end; tile += TILE) {
-    const int64_t next = first + TILE;
-    load_steps<T, WIDTH, WIDE, REVERSE>(decay, length, next, A(1), next_a);
-    load_steps<T, WIDTH, WIDE, REVERSE>(update, length, next, A(0), next_b);
-    Affine<S> own{S::of(a[0]), S::of(b[0])};
+  auto fetch = [&](int which, int64_t from) {
+    decays[which] = load_pack<WIDE, REVERSE>(decay, length, from, A(1));
+    updates[which] = load_pack<WIDE, REVERSE>(update, length, from, A(0));
+  };
 #pragma unroll
-    for (int i = 1; i < WIDTH; ++i) own = {multiply(S::of(a[i]), own.decay), step(a[i], own.update, b[i])};
-    own = warp_scan(own, lane);
-    if (reduce) {
-      whole = compose(Affine<S>{shuffle(own.decay, 31), shuffle(own.update, 31)}, whole);
-    } else {
-      Affine<S> before{shuffle_up(own.decay, 1), shuffle_up(own.update, 1)};
-      if (lane == 0) before = {S::of(A(1)), S::of(A(0))};
-      S h = multiply_add(before.decay, state, before.update);
-      A out[WIDTH];
+  for (int k = 0; k < TILES_AHEAD; ++k) fetch(k, first + k * TILE);
+  for (int64_t tile = begin; tile < end;) {
 #pragma unroll
-      for (int i = 0; i < WIDTH; ++i) {
-        h = step(a[i], h, b[i]);
-        out[i] = h.value();
+    for (int k = 0; k < TILES_AHEAD && tile < end; ++k) {
+      A a[WIDTH], b[WIDTH];
+      unpack_steps<WIDE && REVERSE, T>(decays[k], a);
+      unpack_steps<WIDE && REVERSE, T>(updates[k], b);
+      fetch(k, first + TILES_AHEAD * TILE);
+      Affine<S> own{S::of(a[0]), S::of(b[0])};
+#pragma unroll
+      for (int i = 1; i < WIDTH; ++i) own = {multiply(S::of(a[i]), own.decay), step(a[i], own.update, b[i])};
+      own = warp_scan(own, lane);
+      if (reduce) {
+        whole = compose(Affine<S>{shuffle(own.decay, 31), shuffle(own.update, 31)}, whole);
+      } else {
+        Affine<S> before{shuffle_up(own.decay, 1), shuffle_up(own.update, 1)};
+        if (lane == 0) before = {S::of(A(1)), S::of(A(0))};
+        S h = multiply_add(before.decay, state, before.update);
+        A out[WIDTH];
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) {
+          h = step(a[i], h, b[i]);
+          out[i] = h.value();
+        }
+        store_steps<T, WIDTH, WIDE, REVERSE>(d.output + row * length, length, first, out);
+        state = shuffle(h, 31);
       }
-      store_steps<T, WIDTH, WIDE, REVERSE>(d.output + row * length, length, first, out);
-      state = shuffle(h, 31);
-    }
-    first = next;
-#pragma unroll
-    for (int i = 0; i < WIDTH; ++i) {
-      a[i] = next_a[i];
-      b[i] = next_b[i];
+      first += TILE;
+      tile += TILE;
     }
   }
   if (reduce && lane == 0) pairs[segment * rows + row] = whole;
