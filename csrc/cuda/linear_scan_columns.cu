@@ -1,7 +1,8 @@
 // linear_scan with channels contiguous: a thread owns 4 bytes of channels (8 of double) and walks time serially. Of
 // 16-bit types that is 4 warps an SM at 4096 channels and batch 8, and HBM's latency at the copy rate wants 32 KB in
 // flight an SM: what is read travels through a ring in shared memory, AHEAD groups of STEPS steps long, which costs no
-// registers. No thread reads what another one copied, so nothing waits at a barrier.
+// registers. In the forward scan eight lanes copy 128 bytes of a warp's step together, where addresses allow it; else
+// no thread reads what another one copied.
 //
 // Channels that are no whole words (an odd number of 16 bits, or a view off 4 bytes) go through the same ring one by
 // one, by plain loads.
@@ -45,10 +46,12 @@ __device__ __forceinline__ bool find_column(ScanShape shape, Segments segments, 
   return true;
 }
 
-// One tensor's ring: AHEAD groups, one of which is computed while the others are in flight.
-template <typename T, int WIDTH, int AHEAD>
+// One tensor's ring: AHEAD groups, one of which is computed while the others are in flight. TOGETHER: a warp's lanes
+// have channels that follow each other, 128 bytes on a boundary of 16, and copy them 16 bytes at a time for each other.
+template <typename T, int WIDTH, int AHEAD, bool TOGETHER = false>
 struct Ring {
   static constexpr int BYTES = WIDTH * static_cast<int>(sizeof(T));
+  static_assert(!TOGETHER || BYTES == 4);
   Vector<T, WIDTH> group[AHEAD][STEPS][THREADS];
 
   // The next STEPS steps, of which `left` are there. A whole group needs no test a step.
@@ -62,6 +65,17 @@ struct Ring {
 
   template <bool WHOLE>
   __device__ __forceinline__ void fetch_steps(int which, const char*& from, int64_t stride, int left) {
+    if constexpr (TOGETHER && WHOLE) {
+      const int lane = threadIdx.x % 32, step = lane / 8, first = lane % 8 * 4;
+      const char* at = from + step * stride + (first - lane) * BYTES;
+#pragma unroll
+      for (int u = 0; u < STEPS; u += 4) {
+        copy_async<16>(&group[which][u + step][threadIdx.x - lane + first], at, true);
+        at += 4 * stride;
+      }
+      from += STEPS * stride;
+      return;
+    }
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
       Vector<T, WIDTH>* to = &group[which][u][threadIdx.x];
@@ -111,14 +125,14 @@ __device__ __forceinline__ void advance(int& which) {
   which = which + 1 == AHEAD ? 0 : which + 1;
 }
 
-template <typename T, int WIDTH, int AHEAD, bool REDUCE>
+template <typename T, int WIDTH, int AHEAD, bool REDUCE, bool TOGETHER>
 __global__ void __launch_bounds__(THREADS)
     forward(ScanForward<T> d, ScanPair<T>* __restrict__ pairs, ScanShape shape, Segments segments, bool reverse) {
   using A = DeviceAccumulate<T>;
   using S = Sum<T, A>;
   __shared__ struct {
-    Ring<T, WIDTH, AHEAD> decay;
-    Ring<T, WIDTH, AHEAD> update;
+    Ring<T, WIDTH, AHEAD, TOGETHER> decay;
+    Ring<T, WIDTH, AHEAD, TOGETHER> update;
   } ring;
   Column column;
   if (!find_column<WIDTH>(shape, segments, reverse, column)) return;
@@ -167,11 +181,14 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll 1
   for (; steps >= STEPS; steps -= STEPS) {
     wait_for_copies<AHEAD - 1>();
+    if (TOGETHER) __syncwarp();  // the others' copies are there
     walk(std::true_type{}, STEPS);
+    if (TOGETHER) __syncwarp();  // the others have read
     fetch(which);
     advance<AHEAD>(which);
   }
   wait_for_copies<0>();
+  if (TOGETHER) __syncwarp();
   walk(std::false_type{}, steps);
   if (REDUCE) {
 #pragma unroll
@@ -305,6 +322,7 @@ uintptr_t any_of(const Pointers*... pointers) {
 // Groups ahead: 64 KB an SM in 16 bits, and no more than the 48 KB a block may have.
 template <typename T>
 inline constexpr int FORWARD_AHEAD = sizeof(T) == 8 ? 4 : 8;
+inline constexpr int TOGETHER_AHEAD = 5;
 template <typename T>
 inline constexpr int BACKWARD_AHEAD = sizeof(T) == 8 ? 3 : 6;
 
@@ -312,10 +330,18 @@ inline constexpr int BACKWARD_AHEAD = sizeof(T) == 8 ? 3 : 6;
 
 template <typename T>
 void scan_columns(const Launch& context, const Tensor& like, ScanShape shape, const ScanForward<T>& d, bool reverse) {
-  run_columns<T>(context, like, shape, any_of(d.decay, d.update, d.output),
+  const uintptr_t addresses = any_of(d.decay, d.update, d.output);
+  run_columns<T>(context, like, shape, addresses,
                  [&](auto width, auto reduce, unsigned blocks, auto* pairs, Segments segments) {
-                   forward<T, width, FORWARD_AHEAD<T>, reduce>
-                       <<<blocks, THREADS, 0, context.stream()>>>(d, pairs, shape, segments, reverse);
+                   auto start = [&](auto kernel) {
+                     kernel<<<blocks, THREADS, 0, context.stream()>>>(d, pairs, shape, segments, reverse);
+                   };
+                   if constexpr (width * sizeof(T) == 4) {
+                     if (shape.inner % (32 * width) == 0 && addresses % 16 == 0) {
+                       return start(forward<T, width, TOGETHER_AHEAD, reduce, true>);
+                     }
+                   }
+                   start(forward<T, width, FORWARD_AHEAD<T>, reduce, false>);
                  });
 }
 

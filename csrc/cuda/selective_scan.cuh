@@ -160,6 +160,16 @@ __device__ __forceinline__ void store_vector_if(bool there, void* row, const Row
       : "memory");
 }
 
+__device__ __forceinline__ void store_pair_if(bool there, float* to, float a, float b) {
+  asm volatile(
+      "{\n .reg .pred there;\n setp.ne.b32 there, %3, 0;\n @there st.global.v2.f32 [%0], {%1, %2};\n}" ::"l"(to),
+      "f"(a), "f"(b), "r"(static_cast<int>(there))
+      : "memory");
+}
+__device__ __forceinline__ void store_pair_if(bool there, double* to, double a, double b) {
+  if (there) to[0] = a, to[1] = b;
+}
+
 template <bool WIDE, typename T>
 __device__ __forceinline__ void store_row(T* row, int left, const DeviceAccumulate<T> (&values)[VECTOR_WIDTH<T>]) {
   if constexpr (WIDE) {

@@ -26,6 +26,26 @@ struct ChunkCut {
   static_assert(PARTS == 1 || (PARTS == ROWS && LANES == 1));
 };
 
+// A state of a channel, between chunks.
+template <typename A>
+struct alignas(2 * sizeof(A)) StateEntry {
+  A decay;
+  A state;
+};
+
+// Keeps a thread's states of rows that follow each other, its own one first. PAIRED: of two rows, together.
+template <bool PAIRED, int ROWS, typename A>
+__device__ __forceinline__ void keep_states(A* to, const A (&state)[ROWS], int part, const bool (&there)[ROWS]) {
+  if constexpr (PAIRED && ROWS == 2) {
+    store_pair_if(there[0], to, part ? state[1] : state[0], part ? state[0] : state[1]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+      if (there[j]) to[j ^ part] = state[j];
+    }
+  }
+}
+
 // B and C of SPAN steps of CHUNK_STATES states, [kind][state][step]. A lane's chunk is 4 words more than it holds, so
 // that lanes that read 16 bytes at the same place of their chunks touch every bank once.
 template <typename A, typename C>

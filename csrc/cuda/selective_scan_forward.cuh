@@ -6,12 +6,6 @@
 
 namespace opgraft::cuda {
 
-template <typename A>
-struct alignas(2 * sizeof(A)) StateEntry {
-  A decay;
-  A state;
-};
-
 // Rows of a warp without lanes along time, two chunks long, on their way in (they arrive while the two chunks before
 // are walked) and out: four lanes read or write a row together. Eight rows at the same place meet all banks.
 struct RowStage {
@@ -100,21 +94,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     return row_of(j) < count ? static_cast<int>(min(end - tile, int64_t{C::TILE})) - slot * S : 0;
   };
   A step_sum[OWN] = {};
-  // A thread's states of ROWS rows that follow each other.
-  const bool pairs = ROWS == 2 && all_rows % 2 == 0 && first_row % 2 == 0 && count % 2 == 0;
-  auto keep = [&](A* to, const A(&state)[ROWS]) {
-    if constexpr (ROWS == 2 && PARTS == 2) {
-      if (pairs) {
-        const A both[2] = {part ? state[1] : state[0], part ? state[0] : state[1]};
-        if (group * ROWS < count) store_values(to, both);
-        return;
-      }
-    }
+  const bool pairs = PARTS == 2 && all_rows % 2 == 0 && first_row % 2 == 0 && count % 2 == 0;
+  bool row_there[ROWS];
 #pragma unroll
-    for (int j = 0; j < ROWS; ++j) {
-      if (row_of(j) < count) to[j ^ part] = state[j];
-    }
-  };
+  for (int j = 0; j < ROWS; ++j) row_there[j] = row_of(j) < count;
 
   RowWords u[OWN][VECTORS], delta[OWN][VECTORS];
   auto fetch = [&](int64_t tile) {
@@ -248,7 +231,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     }
     // Also in the middle of a chunk, where it is the whole of a tile.
     const bool halves = WALK && LANES == 1 && mark && 1 << walk.every_log2 < S && tile + S / 2 < end;
-    const int64_t half_mark = d.states * all_rows;
+    A* half_mark = mark + d.states * all_rows;
     const int in_span = turn % (C::SPAN / C::TILE) * C::TILE;
     const A* chunk = matrices + (in_span / S + slot) * M::PITCH;
 
@@ -279,8 +262,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         load_values(from, wide_b);
         if (!WALK) load_values(from + M::KIND, wide_c);
       }
-      auto walk_state = [&](int n, auto more) {
-        constexpr bool MORE = decltype(more)::value;
+      auto walk_state = [&]<bool MORE, bool PAIRED>(int n) {
         A state[ROWS], decay[ROWS], own_decay[ROWS], add[ROWS][S];
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) {
@@ -311,14 +293,20 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
               for (int i = 0; MORE && i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * decay[j]);
             }
           }
-        } else if (WALK && mark && first + n < d.states) {
-          keep(mark, state);
+        } else if (WALK) {
+          bool there[ROWS];
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) there[j] = row_there[j] && mark && first + n < d.states;
+          keep_states<PAIRED>(mark, state, part, there);
         }
         if constexpr (LANES == 1 || !WALK) {
 #pragma unroll
           for (int i = 0; i < S; i += 4) {
-            if (WALK && i == S / 2 && halves && first + n < d.states) {
-              keep(mark + half_mark, state);
+            if (WALK && LANES == 1 && i == S / 2) {
+              bool there[ROWS];
+#pragma unroll
+              for (int j = 0; j < ROWS; ++j) there[j] = row_there[j] && halves && first + n < d.states;
+              keep_states<PAIRED>(half_mark, state, part, there);
             }
             A now_b[4], now_c[4];
             if constexpr (LANES == 1) {
@@ -362,11 +350,19 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         for (int j = 0; j < ROWS; ++j) entry[j] += PARTS * ENTRIES;
         from += PARTS * M::ROW;
         if (WALK) mark += mark ? PARTS * all_rows : 0;
+        if (WALK && LANES == 1) half_mark += PARTS * all_rows;
       };
-      int n = part;
+      auto walk_states = [&]<bool PAIRED>() {
+        int n = part;
 #pragma unroll 1
-      for (; n + PARTS < states; n += PARTS) walk_state(n, std::true_type{});
-      walk_state(n, std::false_type{});
+        for (; n + PARTS < states; n += PARTS) walk_state.template operator()<true, PAIRED>(n);
+        walk_state.template operator()<false, PAIRED>(n);
+      };
+      if (WALK && LANES == 1 && PARTS == 2 && pairs) {
+        walk_states.template operator()<true>();
+      } else {
+        walk_states.template operator()<false>();
+      }
     }
     __syncwarp();  // the states are there for the first lane
 

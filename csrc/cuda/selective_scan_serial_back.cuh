@@ -19,9 +19,9 @@ struct SerialCut {
   static constexpr int WARP_ROWS = 32;
   static constexpr int CHANNELS = WARP_ROWS * WARPS;
   static constexpr int SPAN = 64;  // steps of B and C in shared memory
-  static constexpr int BATCH = 8;  // states whose dB and dC are added up at once
+  static constexpr int BATCH = 4;  // states whose dB and dC are added up at once, while the next ones are walked
   static constexpr int MOST = CHUNK_STATES;
-  static_assert(THREADS == 128, "a thread has one sum of a batch");
+  static_assert(THREADS == 128 && BATCH == 4, "two threads have one sum of a batch");
 };
 
 template <typename A>
@@ -46,7 +46,7 @@ struct SerialShared {
   static constexpr int WARP_SHARES = C::BATCH / 2 * 4 * PLACES * 4;
   static __host__ __device__ int padded(int states) { return (states + C::BATCH - 1) / C::BATCH * C::BATCH; }
   static size_t bytes(int states) {
-    return sizeof(A) * (2 * M::KIND + C::WARPS * WARP_SHARES) + C::WARPS * 2 * sizeof(SerialTile<T, C>) +
+    return sizeof(A) * (2 * M::KIND + 2 * C::WARPS * WARP_SHARES) + C::WARPS * 2 * sizeof(SerialTile<T, C>) +
            (sizeof(SerialEntry<A>) + sizeof(A)) * padded(states) * C::CHANNELS;
   }
 };
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   const int padded = Shared::padded(d.states);
   A* matrices = reinterpret_cast<A*>(shared);
   A* shares = matrices + 2 * M::KIND;
-  auto* tiles = reinterpret_cast<SerialTile<T, C>*>(shares + C::WARPS * Shared::WARP_SHARES) + 2 * warp;
+  auto* tiles = reinterpret_cast<SerialTile<T, C>*>(shares + 2 * C::WARPS * Shared::WARP_SHARES) + 2 * warp;
   auto* all_entries = reinterpret_cast<SerialEntry<A>*>(tiles + 2 * (C::WARPS - warp));
   SerialEntry<A>* entries = all_entries + warp * 32 * padded;  // [state][row]
   A* decays = reinterpret_cast<A*>(all_entries + C::CHANNELS * padded) + warp * 32 * padded;
@@ -91,37 +91,34 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   const int64_t kind_stride = d.batch * d.groups * d.states * d.length;
   A* own_matrices = g.matrices + 2 * (place.channel % d.per_group() / C::CHANNELS) * kind_stride +
                     (place.batch * d.groups + place.group) * d.states * d.length;
-  // Of a batch a thread adds up one vector of 4 steps of every pair of states, over one group of every warp, and
-  // sixteen neighbours add up the groups: what a thread ends with is one step of one state. The pairs stand in an order
-  // of the thread's own, so that the first sums over neighbours need no choice of what to send.
+  // Of a batch a thread adds up one vector of 4 steps of either pair of states, over one group of every warp, and
+  // sixteen neighbours add up the groups: what two threads end with is one step of one state. The pairs stand in an
+  // order of the thread's own, so that the first sum over neighbours needs no choice of what to send. A batch is added
+  // up while the next one is walked.
   const int adder = thread % 16, vector = thread / 16 % 4, adder_part = thread / 64;
-  const int out_pair = adder / 4, out_step = vector % 2 * 4 + adder % 4;
+  const int out_pair = adder / 8;
   const A* shares_from = shares + (vector * Shared::PLACES + adder_part * 20 + adder) * 4;
-  A* sum_to = own_matrices + (vector / 2) * kind_stride + (2 * out_pair + adder_part) * d.length + out_step;
-  auto add_shares = [&](int first, int64_t tile, int steps) {
-    A sum[PAIRS][4];
+  constexpr int BUFFER = C::WARPS * Shared::WARP_SHARES, PAIR_SHARES = 4 * Shared::PLACES * 4;
+  auto add_pair = [&](int r, int which, A(&sum)[4]) {
+    const A* from = shares_from + which * BUFFER + (r ^ out_pair) * PAIR_SHARES;
 #pragma unroll
-    for (int r = 0; r < PAIRS; ++r) {
-      const A* from = shares_from + (r ^ out_pair) * 4 * Shared::PLACES * 4;
+    for (int w = 0; w < C::WARPS; ++w) {
+      A wide[4];
+      load_values(from + w * Shared::WARP_SHARES, wide);
 #pragma unroll
-      for (int w = 0; w < C::WARPS; ++w) {
-        A wide[4];
-        load_values(from + w * Shared::WARP_SHARES, wide);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) sum[r][k] = w ? sum[r][k] + wide[k] : wide[k];
-      }
+      for (int k = 0; k < 4; ++k) sum[k] = w ? sum[k] + wide[k] : wide[k];
     }
+  };
+  const int out_step = vector % 2 * 4 + (adder & 4) / 2 + (adder & 2) / 2;
+  const int out_state = 2 * out_pair + adder_part;
+  A* sum_to = own_matrices + (vector / 2) * kind_stride + out_state * d.length + out_step;
+  auto add_neighbours = [&](A(&sum)[PAIRS][4], int first, int64_t tile) {
 #pragma unroll
-    for (int by = 2; by >= 1; by /= 2) {
-#pragma unroll
-      for (int r = 0; r < by; ++r) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) sum[r][k] += __shfl_xor_sync(WHOLE_WARP, sum[r + by][k], by * 4);
-      }
-    }
+    for (int k = 0; k < 4; ++k) sum[0][k] += __shfl_xor_sync(WHOLE_WARP, sum[1][k], 8);
     int base = 0;
-    scatter_sums<4, 1, 4>(sum[0], adder, base);  // ends with step adder % 4
-    if (first + 2 * out_pair + adder_part < d.states && out_step < steps) sum_to[first * d.length + tile] = sum[0][0];
+    scatter_sums<4, 1, 8>(sum[0], adder, base);
+    const bool real = adder % 2 == 0 && first >= 0 && first + out_state < d.states && tile + out_step < d.length;
+    if (real) sum_to[first * d.length + tile] = sum[0][0];
   };
 
   const int own_row = row_of(0);
@@ -180,6 +177,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   };
   fetch(last, tiles[0]);
   int buffer = 0;
+  int shared_by = 0;     // of two buffers of shares, the one that is written
+  int added_first = -1;  // the first state of the batch that is to be added up, and its tile
+  int64_t added_tile = 0;
 
   for (int64_t tile = last; tile >= 0; tile -= S) {
     const int steps = static_cast<int>(min(d.length - tile, int64_t{S}));
@@ -243,8 +243,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
 #pragma unroll
       for (int i = 0; i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * next[j]);
     }
-    for (int first = 0; first < padded; first += BATCH) {
 #pragma unroll 1
+    for (int first = 0; first < padded; first += BATCH) {
+      A sum[PAIRS][4];
+#pragma unroll
       for (int pair = 0; pair < PAIRS; ++pair) {
         const int n = first + 2 * pair + part;
         SerialEntry<A> own[ROWS];
@@ -269,7 +271,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
             state[j][i] = fma(factor[j][i], i ? state[j][i ? i - 1 : 0] : start[j], input[j][i] * wide_b[i]);
           }
         }
-        A* share = shares + warp * Shared::WARP_SHARES + (pair * 4 * Shared::PLACES + part * 20 + group) * 4;
+        add_pair(pair, shared_by ^ 1, sum[pair]);
+        A* share = shares + shared_by * BUFFER + warp * Shared::WARP_SHARES +
+                   (pair * 4 * Shared::PLACES + part * 20 + group) * 4;
 #pragma unroll
         for (int half = 1; half >= 0; --half) {
           A wide_c[4], to_b[4], to_c[4];
@@ -302,8 +306,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
         decay_of += 64;
         from += 2 * M::ROW;
       }
-      __syncthreads();
-      add_shares(first, tile, steps);
+      add_neighbours(sum, added_first, added_tile);
+      added_first = first;
+      added_tile = tile;
+      shared_by ^= 1;
       __syncthreads();
     }
 
@@ -331,6 +337,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
                                     skip, step[0] + v * ITEMS, to_in, to_size, out, skip_sum, bias_sum);
       }
     }
+  }
+  {
+    A sum[PAIRS][4];
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) add_pair(pair, shared_by ^ 1, sum[pair]);
+    add_neighbours(sum, added_first, added_tile);
   }
   __syncwarp();
 
