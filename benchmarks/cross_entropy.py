@@ -39,6 +39,7 @@ ARMS_IN_TURN = (
     "torch, compiled",
     "reference, compiled",
     "opgraft, compiled",
+    "torch, backend opgraft",
     "opgraft",
     "torch",
 )
@@ -159,6 +160,7 @@ def report(name: str, took: tuple[float, float], ideal: tuple[int, int], copied:
 def run_in_turns(logits: torch.Tensor, target: torch.Tensor, line: str, copied: float) -> None:
     """The CPU's arms with backward, each once in every round; ratios to the best that torch.compile makes of torch."""
     compiled = [torch.compile(loss, dynamic=False) for loss in (_torch, _reference, _op)]
+    compiled.append(torch.compile(lambda logits, target: _torch(logits, target), backend="opgraft", dynamic=False))
     arms = dict(zip(ARMS_IN_TURN, (*compiled, _op, _torch), strict=True))
     calls = [lambda loss=loss: torch.autograd.grad(loss(logits, target), logits) for loss in arms.values()]  # type: ignore[misc]
     took = dict(zip(arms, in_turns(calls, rounds=7), strict=True))
