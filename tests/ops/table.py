@@ -85,12 +85,17 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def worst_error(found: torch.Tensor, exact: torch.Tensor) -> float:
     """Largest absolute difference; infinity where one is not finite and the other differs."""
+    return largest_difference(found, exact).item()
+
+
+def largest_difference(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """The same as a tensor, for which nobody waits."""
     found, exact = found.double(), exact.double()
     if not found.numel():
-        return 0.0
+        return found.new_zeros(())
     agree = (found == exact) | (found.isnan() & exact.isnan())
     difference = torch.where(agree, 0.0, (found - exact).abs())
-    return torch.where(difference.isnan(), torch.inf, difference).max().item()
+    return torch.where(difference.isnan(), torch.inf, difference).max()
 
 
 def assert_as_exact_as_reference(spec: OpSpec, found: Any, reference: Any, exact: Any, what: str) -> None:
