@@ -12,17 +12,17 @@ facts about Inductor, twelve that decide and thirty-two cases):
 - facts 6, 11: a kernel is timed with its fusible neighbours, and again in the model (``test_stretch``); a tie and a
   loss are the compiler's (``test_timing``).
 - facts 7, 8: the rewrite stands before autograd: forward and backward come from the same candidate
-  (``test_values_and_gradients``), an op without a gradient serves only where none is wanted (``test_idioms``).
+  (``test_values_and_gradients``), an op without a gradient serves only where none is wanted (``test_idioms_*``).
 - fact 9, case 28: a user's passes run, in order, and none is overwritten (``test_options``, ``test_no_side_effects``).
 - case 6: ranks agree (``test_ranks``, ``test_parallel``).
 - cases 1, 2, 7, 8, 9, 10, 13, 29: nothing is matched across a write, ops that write are no sites, and no functionalised
-  form is ever met (``test_rules``, ``test_idioms``, ``test_bad_input``).
+  form is ever met (``test_rules``, ``test_idioms_*``, ``test_bad_input``).
 - cases 14, 15: layouts of op and reference agree, or the reference is copied; an idiom in another layout is left alone
-  (``test_the_layout_of_the_op_stays``, ``test_rules``, ``test_idioms``).
+  (``test_the_layout_of_the_op_stays``, ``test_rules``, ``test_idioms_*``).
 - cases 20, 21, 23: sizes that depend on data (``test_bad_input``).
 - case 24: a reference that gives its argument back (``test_a_reference_that_gives_its_argument_back_is_copied``).
 - pattern-matcher traps: commuted arguments, scalars of any value, dynamic sizes, views and ``reshape``, several results
-  in any order (``test_rules``, ``test_idioms``); a replacement that stands too early, and one that reads what another
+  in any order (``test_rules``, ``test_idioms_*``); a replacement that stands too early, and one that reads what another
   replacement took away (``test_change``).
 - case 19: strides that padding changes: an inserted op asks for its own by its tag
   (``test_an_inserted_op_brings_its_own_tag_and_place``).
