@@ -305,10 +305,22 @@ def function_context() -> Any:
 
 
 def registered_ops() -> list[str]:
-    """Every registered op, as ``ns::op`` or ``ns::op.overload``."""
+    """Every registered op, as ``ns::op`` or ``ns::op.overload``; among them names with a kernel and no schema."""
     import torch
 
     return [str(name) for name in torch._C._dispatch_get_all_op_names()]
+
+
+def is_defined(name: str) -> bool:
+    """Has the op a schema? A kernel may be registered for a name that nobody defines: it cannot be called."""
+    import torch
+
+    base, _, overload = name.partition(".")
+    try:
+        torch._C._dispatch_find_schema_or_throw(base, overload)
+    except RuntimeError:
+        return False
+    return True
 
 
 def cache_hits() -> int:

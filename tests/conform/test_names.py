@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from rich.console import Console
 
 from opgraft.diagnostics.collect.explaining import Outputs, Shown
@@ -47,6 +48,16 @@ def test_new_leaves_out_what_was_there() -> None:
     before = frozenset(names.registered())
     assert names.expanded(names.NEW, before) == [names.NEW]
     assert "aten::add.Tensor" in names.expanded("aten::add*")
+
+
+def test_a_kernel_for_a_name_that_nobody_defines_is_no_op() -> None:
+    lib = torch.library.Library("kernel_alone", "DEF")
+    lib.define("there(Tensor x) -> Tensor")
+    lib.impl("there", lambda x: x, "CPU")
+    other = torch.library.Library("kernel_alone", "IMPL")
+    other.impl("there.missing", lambda x: x, "CPU")
+    assert "kernel_alone::there.missing" in names.registered()
+    assert names.expanded("kernel_alone::*") == ["kernel_alone::there"]
 
 
 @pytest.mark.parametrize("asked", [(), ("{ns}::*",)])

@@ -41,7 +41,7 @@ def expanded(name: str, before: frozenset[str] = frozenset()) -> list[str]:
         return [name]
     found = []
     for op in registered():
-        if fits(name, op) and not (name == NEW and op in before):
+        if fits(name, op) and not (name == NEW and op in before) and _compat.is_defined(op):
             namespace, _, rest = op.partition("::")
             # Loading a packet is what makes its overloads known; a name that torch.ops cannot give is no op to call.
             if getattr(getattr(torch.ops, namespace), rest.partition(".")[0], None) is not None:
