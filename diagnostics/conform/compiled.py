@@ -67,18 +67,19 @@ def _fault(bench: Bench, case: Case, backend: str, words: str, kind: str, what: 
         f"{bench.name} gives other {what} compiled with {backend}: {words}",
         case,
         kind=kind,
-        evidence=(where,) if what == "gradients" else (where, GRADIENTS_OFF, *_planned(bench, backend)),
+        evidence=(where,) if what == "gradients" else (where, *_seen(bench, backend)),
         severity="note" if kind == "precision" else "error",
         tail=TAIL.replace("BACKEND", backend) if what == "values" else "print({call})",
     )
 
 
-def _planned(bench: Bench, backend: str) -> tuple[str, ...]:
-    """What Inductor really calls, where that is not the op."""
+def _seen(bench: Bench, backend: str) -> tuple[str, ...]:
+    """What speaks for a fault that shows without gradients: that, and what Inductor calls where that is not the op."""
     overload = planned_overload(bench.op) if backend == "inductor" else None
     if overload is None:
-        return ()
-    return (f"Inductor calls {overload} in its place, for the tag torch.Tag.out; without the tag it calls the op",)
+        return (GRADIENTS_OFF,)
+    words = f"Inductor calls {overload} in its place, for the tag torch.Tag.out; without the tag it calls the op"
+    return GRADIENTS_OFF, words
 
 
 def _cause(error: BaseException) -> str:
@@ -111,7 +112,7 @@ def check(bench: Bench) -> Iterator[Fault]:
                     f"{bench.name} cannot be compiled with {backend}: {_cause(made.error)}",
                     case,
                     kind="output-alias" if ALIAS in text else "composite-kernel" if numbers else "",
-                    evidence=(GRADIENTS_OFF, *_planned(bench, backend)),
+                    evidence=_seen(bench, backend),
                     tail=TAIL.replace("BACKEND", backend),
                 )
                 return
@@ -145,7 +146,7 @@ def check(bench: Bench) -> Iterator[Fault]:
                 yield Fault(
                     f"{bench.name}, compiled with {backend} for any size, fails at another one: {sentence(pair.error)}",
                     larger,
-                    evidence=(GRADIENTS_OFF, *_planned(bench, backend)),
+                    evidence=_seen(bench, backend),
                 )
                 return
             words, kind = differs(bench, larger, pair.found, pair.wanted)

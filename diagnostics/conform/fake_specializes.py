@@ -87,9 +87,7 @@ def check(bench: Bench) -> Iterator[Fault]:
                 severity="warning",
             )
             return
-        by_name = {argument.name: argument for argument in bench.facts.arguments}
-        arguments = [*bench.facts.arguments[: len(base.args)], *(by_name[name] for name in base.kwargs)]
-        for position, argument in enumerate(arguments):
+        for position, argument in enumerate(bench.facts.in_order(len(base.args), base.kwargs)):
             if not argument.kind.startswith("int") or "[" in argument.kind:
                 continue
             if argument.name in bench.met or size_like(bench, base, position, argument):

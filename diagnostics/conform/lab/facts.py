@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -74,6 +75,11 @@ class OpFacts:
             )
             for argument in self.op._schema.arguments
         )
+
+    def in_order(self, positional: int, keywords: Iterable[str]) -> list[Argument]:
+        """The arguments of a call in the order of ``case.given``: so many by position, then those with these names."""
+        by_name = {argument.name: argument for argument in self.arguments}
+        return [*self.arguments[:positional], *(by_name[name] for name in keywords)]
 
     @cached_property
     def written(self) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def model(bench: Bench, case: Case, neighbours: bool) -> Callable[..., Any]:
 
 def _names(bench: Bench, case: Case) -> list[str]:
     """What the arguments are called, in the order of ``case.given``."""
-    return [argument.name for argument in bench.facts.arguments][: len(case.args)] + list(case.kwargs)
+    return [argument.name for argument in bench.facts.in_order(len(case.args), case.kwargs)]
 
 
 def _compile(bench: Bench, case: Case, backend: str, neighbours: bool) -> Compiled:
