@@ -1,13 +1,13 @@
 """A transformers Mamba with and without opgraft.patch: a training step, eager and compiled, and the time to compile.
 
 python benchmarks/models.py [--layers 2] [--hidden 256] [--batch 2] [--length 512] [--device cpu] [--compile-original]
-                            [--no-eager] [--no-original]
+                            [--no-eager] [--no-original] [--inference] [--mode reduce-overhead]
 
 Values are compared by opgraft.patch itself before anything is timed. The arms are the model as transformers runs it,
 which calls the kernels of causal-conv1d and mamba_ssm where these packages are installed, and the patched model; each
 eager and compiled. Without the packages the original unrolls its scan step by step, so its compilation takes minutes
 from a length of about 64 on: it is left out then unless asked for. A step is forward, loss and backward, without an
-optimizer.
+optimizer; with --inference the forward pass alone, without gradients.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ class Compiled:
     breaks: int
 
 
-def step(model: Any, tokens: torch.Tensor) -> None:
+def step(model: Any, tokens: torch.Tensor, inference: bool) -> None:
+    if inference:
+        with torch.no_grad():
+            model(tokens, use_cache=False)
+        return
     model.zero_grad(set_to_none=True)
     model(tokens, labels=tokens, use_cache=False).loss.backward()
 
@@ -53,17 +57,17 @@ def milliseconds(call: Callable[[], None], repeats: int, device: torch.device) -
     return 1e3 * statistics.median(times[2:])
 
 
-def compiled(model: Any, tokens: torch.Tensor, repeats: int, fullgraph: bool) -> Compiled:
+def compiled(model: Any, tokens: torch.Tensor, given: argparse.Namespace, fullgraph: bool) -> Compiled:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    function = torch.compile(model, fullgraph=fullgraph)
+    function = torch.compile(model, fullgraph=fullgraph, mode=given.mode)
     started = time.perf_counter()
-    step(function, tokens)
+    step(function, tokens, given.inference)
     if tokens.is_cuda:
         torch.cuda.synchronize()
     first = time.perf_counter() - started
     counters = torch._dynamo.utils.counters
-    took = milliseconds(lambda: step(function, tokens), repeats, tokens.device)
+    took = milliseconds(lambda: step(function, tokens, given.inference), given.repeats, tokens.device)
     return Compiled(took, first, counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
 
 
@@ -77,6 +81,8 @@ def main() -> None:
     parser.add_argument("--compile-original", action="store_true")
     parser.add_argument("--no-eager", action="store_true", help="compiled arms alone")
     parser.add_argument("--no-original", action="store_true", help="the patched model alone")
+    parser.add_argument("--inference", action="store_true", help="the forward pass alone")
+    parser.add_argument("--mode", default=None, help="torch.compile's mode")
     given = parser.parse_args()
     dtype = getattr(torch, given.dtype or ("bfloat16" if given.device == "cuda" else "float32"))
     device = torch.device(given.device)
@@ -86,7 +92,7 @@ def main() -> None:
     config = transformers.MambaConfig(
         vocab_size=given.vocabulary, hidden_size=given.hidden, num_hidden_layers=given.layers
     )
-    model = transformers.MambaForCausalLM(config).to(device=device, dtype=dtype).train()
+    model = transformers.MambaForCausalLM(config).to(device=device, dtype=dtype).train(not given.inference)
     tokens = torch.randint(0, given.vocabulary, (given.batch, given.length), device=device)
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     print(f"{where}, torch {torch.__version__}, transformers {transformers.__version__}, {dtype}: {vars(given)}")
@@ -94,11 +100,13 @@ def main() -> None:
 
     def eager(name: str) -> None:
         if not given.no_eager:
-            times[f"{name} eager"] = took = milliseconds(lambda: step(model, tokens), given.repeats, device)
+            times[f"{name} eager"] = took = milliseconds(
+                lambda: step(model, tokens, given.inference), given.repeats, device
+            )
             print(f"{name + ', eager':44} {took:10.1f} ms", flush=True)
 
     def compile_it(name: str, fullgraph: bool) -> None:
-        found = compiled(model, tokens, given.repeats, fullgraph)
+        found = compiled(model, tokens, given, fullgraph)
         times[f"{name} compiled"] = found.milliseconds
         print(
             f"{name + ', compiled':44} {found.milliseconds:10.1f} ms, first step {found.first_step:.1f} s, "

@@ -61,13 +61,13 @@ def selective_scan(
     require_tensor("selective_scan", **{name: value for name, value in given.items() if value is not None})
     wide = torch.promote_types(u.dtype, torch.float32) if u.is_floating_point() else u.dtype
     y, final_state = apply(
-        u,
-        delta,
+        u.contiguous(),
+        delta.contiguous(),
         _to(A, wide),
         _per_step(_to(B, u.dtype), u),
         _per_step(_to(C, u.dtype), u),
         _to(D, wide),
-        z,
+        z.contiguous() if z is not None else None,
         _to(delta_bias, wide),
         delta_softplus,
         _to(initial_state, wide),
@@ -135,7 +135,7 @@ def _backward(ctx: Any, grad: torch.Tensor | None, grad_final: torch.Tensor | No
     *tensors, initial_state = ctx.saved_tensors
     if grad is None and grad_final is None:
         return (None,) * 10
-    grad = torch.zeros_like(tensors[0]) if grad is None else grad
+    grad = torch.zeros_like(tensors[0]) if grad is None else grad.contiguous()
     found = _backward_op(grad, grad_final, *tensors, ctx.delta_softplus, initial_state)
     u, delta, A, B, C, D, z, delta_bias, start = found
     given = (*tensors[5:], initial_state)
@@ -147,7 +147,9 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     return map_groups(_op, info.batch_size, in_dims, args, KINDS, ("row", "state"))
 
 
-bind(_op, fake=_fake, backward=_backward, setup_context=_setup_context, vmap=_vmap, tags=("flexible_layout",))
+# B and C are walked with their strides and may be expanded, so that a compiler must not make all inputs contiguous; the
+# others are made so above, where it fuses the copy with its producer and keeps it for the backward pass.
+bind(_op, fake=_fake, backward=_backward, setup_context=_setup_context, vmap=_vmap, tags=("needs_exact_strides",))
 shard(_op, sharding_rule(KINDS, ("row", "state")))
 
 SPEC = register(

@@ -106,7 +106,7 @@ bind(
     backward=_double_backward,
     setup_context=_setup_backward_context,
     vmap=_vmap,
-    tags=("flexible_layout",),
+    tags=("needs_exact_strides",),
 )
 shard(_op, sharding_rule(("row", "state", *KINDS), GRADIENT_KINDS))
 

@@ -122,6 +122,24 @@ def test_one_graph_under_compile() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_a_compiled_mixer_leaves_the_scan_nothing_to_copy() -> None:
+    """What the scan would have to make dense, a compiler does in the kernels around it."""
+    model = _mamba().train()
+    report = opgraft.patch(model)
+    try:
+        compiled = torch.compile(model, fullgraph=True)
+        _step(compiled)
+        with torch.profiler.profile() as profile:
+            _step(compiled)
+    finally:
+        report.undo()
+        torch._dynamo.reset()
+    scans = [event for event in profile.events() if event.name.startswith("opgraft::selective_scan")]
+    assert {event.name for event in scans} == {"opgraft::selective_scan", "opgraft::selective_scan_backward"}
+    for event in scans:
+        assert not [inner.name for inner in event.cpu_children if inner.name in ("aten::contiguous", "aten::copy_")]
+
+
 def test_the_shortcut_that_transformers_takes_in_training_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """With mamba_ssm installed, a mixer in training is one call of its kernel, past all that the ops replace."""
     from transformers.models.mamba import modeling_mamba
