@@ -1,8 +1,7 @@
-"""Which nodes a compiler would fuse with a pointwise neighbour: found by running them on fake tensors, not by name."""
+"""Which nodes a compiler would fuse with a pointwise neighbour: found by running them without data, not by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -138,28 +137,42 @@ def _stand_in(value: Any) -> Any:
 
 
 def _run(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
+    """On meta tensors, and on fake ones, which take forty times as long, where a call does not run on those."""
     from torch._subclasses import FakeTensorMode
 
-    function: Callable[..., Any]
+    with _compat.aside(), torch.no_grad():
+        try:
+            return _reaches_only_fusible(node, known, torch.device("meta"))
+        except Exception:
+            pass
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                return _reaches_only_fusible(node, known, None)
+        except Exception:
+            return False
+
+
+def _reaches_only_fusible(node: torch.fx.Node, known: dict[torch.fx.Node, Any], device: torch.device | None) -> bool:
     op = overload_of(node.target) if node.op == "call_function" else None
     spec = registry.find(op) if op is not None else None
-    recorder = _Recorder()
-    try:
-        with _compat.aside(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            table = {leaf: _make(fact) for leaf, fact in known.items()}
-            args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), table.__getitem__)
-            with recorder:
-                if node.op == "call_method":
-                    getattr(args[0], str(node.target))(*args[1:], **kwargs)
-                else:
-                    function = spec.reference if spec is not None else node.target  # type: ignore[assignment]
-                    function(*args, **kwargs)
-    except Exception:
-        return False
+    table = {leaf: _make(fact, device) for leaf, fact in known.items()}
+
+    def given(leaf: Any) -> Any:
+        if isinstance(leaf, torch.fx.Node):
+            return table[leaf]
+        return device if device is not None and isinstance(leaf, torch.device) else leaf
+
+    args, kwargs = torch.fx.node.map_aggregate((node.args, dict(node.kwargs)), given)
+    with _Recorder() as recorder:
+        if node.op == "call_method":
+            getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            function: Any = spec.reference if spec is not None else node.target
+            function(*args, **kwargs)
     return bool(recorder.fusible)
 
 
-def _make(fact: Any) -> Any:
+def _make(fact: Any, device: torch.device | None) -> Any:
     if isinstance(fact, TensorFacts):
-        return torch.empty_strided(fact.shape, fact.stride, dtype=fact.dtype, device=fact.device)
+        return torch.empty_strided(fact.shape, fact.stride, dtype=fact.dtype, device=device or fact.device)
     return fact

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,15 @@ from opgraft.registry import OpSpec
 
 def of_op(spec: OpSpec) -> str:
     """Changes with an op's schema, its native build, and the sources of its reference, fake and registrations."""
-    found = hashlib.sha256(str(spec.op._schema).encode())
-    if spec.op.namespace == "opgraft":
-        found.update(library.build_id().encode())
+    return _of_op(spec, _compat.fake_kernel_of(spec.op), library.build_id() if spec.op.namespace == "opgraft" else "")
+
+
+@lru_cache(1024)
+def _of_op(spec: OpSpec, fake: Callable[..., Any] | None, build: str) -> str:
+    found = hashlib.sha256(f"{spec.op._schema}{build}".encode())
     if spec.backward is not None:
         found.update(str(spec.backward._schema).encode())
-    for function in (spec.reference, spec.public, _compat.fake_kernel_of(spec.op)):
+    for function in (spec.reference, spec.public, fake):
         found.update(_source(function).encode())
     found.update(repr((spec.surrogate, [str(d) for d in spec.dtypes])).encode())
     return found.hexdigest()[:16]

@@ -188,8 +188,6 @@ def around(
     site: Site, scopes: dict[torch.fx.Node, Scope], fusible: Callable[[torch.fx.Node], bool]
 ) -> Neighbourhood | None:
     """The neighbourhood of a site; None where a shape in it is unknown or depends on data."""
-    graph = site.root.graph
-    order = {node: i for i, node in enumerate(graph.nodes)}
     scope = scopes[site.root]
     inside = {*site.nodes, *site.way_in}
     if any(scopes[node] != scope for node in inside):
@@ -200,25 +198,44 @@ def around(
             return False
         return _takes_apart(node) or fusible(node)
 
+    # Both walks end where no neighbour of the part is left undecided: a deep model has many sites.
     before: set[torch.fx.Node] = set()  # nodes outside on which the part depends
-    for node in reversed(list(graph.nodes)):
-        if node in inside or order[node] > order[site.root]:
+    waiting = {read for node in inside for read in _producers(node)} - inside
+    node = max(inside)
+    while waiting:
+        node = node.prev
+        if node in inside:
             continue
         leads_back = bool(before.intersection(node.users))
-        if inside.intersection(node.users) and not leads_back and admits(node):
+        if node in waiting and not leads_back and admits(node):
             inside.add(node)
-        elif leads_back or inside.intersection(node.users):
+            waiting.update(read for read in _producers(node) if read not in inside)
+        elif leads_back or node in waiting:
             before.add(node)
+        waiting.discard(node)
     after: set[torch.fx.Node] = set()  # nodes outside that depend on the part
-    for node in graph.nodes:
+    waiting = {user for node in inside for user in _consumers(node)} - inside
+    node = min(inside)
+    while waiting:
+        node = node.next
         if node in inside or node.op == "output":
             continue
-        read = node.all_input_nodes
-        if after.intersection(read) or (inside.intersection(read) and not admits(node)):
+        if after.intersection(node.all_input_nodes) or (node in waiting and not admits(node)):
             after.add(node)
-        elif inside.intersection(read):
+        elif node in waiting:
             inside.add(node)
-    return _close(site, tuple(sorted(inside, key=order.__getitem__)), scope)
+            waiting.update(user for user in _consumers(node) if user not in inside)
+        waiting.discard(node)
+    return _close(site, tuple(sorted(inside)), scope)
+
+
+def _producers(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What a node reads, but for the graph's own inputs, which no part takes in."""
+    return [read for read in node.all_input_nodes if read.op in ("call_function", "call_method")]
+
+
+def _consumers(node: torch.fx.Node) -> list[torch.fx.Node]:
+    return [user for user in node.users if user.op != "output"]
 
 
 def _takes_apart(node: torch.fx.Node) -> bool:

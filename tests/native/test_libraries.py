@@ -57,3 +57,24 @@ def test_no_rpath_and_only_expected_dependencies(path: Path) -> None:
 
 def test_build_id_names_the_bytes_of_the_libraries() -> None:
     assert re.fullmatch(r"[0-9a-f]{16}", library.build_id())
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="binutils are not installed")
+@pytest.mark.parametrize("path", [p for p in (library.CPU_LIBRARY, library.CUDA_LIBRARY) if p.exists()])
+def test_the_linked_id_is_the_one_that_the_linker_noted(path: Path) -> None:
+    noted = re.search(r"Build ID: ([0-9a-f]+)", _run("readelf", "-n", str(path)))
+    found = library._linked_id(path)
+    assert found == (bytes.fromhex(noted[1]) if noted else None)
+
+
+def test_without_a_noted_id_the_bytes_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CPU_LIBRARY", "CUDA_LIBRARY"):
+        monkeypatch.setattr(library, name, tmp_path / "no.so")
+    found = []
+    for content in (b"", b"\x7fELF", b"no library", b"another one" * 9):
+        (tmp_path / "no.so").write_bytes(content)
+        assert library._linked_id(tmp_path / "no.so") is None
+        library.build_id.cache_clear()
+        found.append(library.build_id())
+    library.build_id.cache_clear()
+    assert len(set(found)) == 4
