@@ -191,6 +191,26 @@ def test_a_change_that_stands_is_timed_again_elsewhere(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
+    ("on_device", "on_host", "a_call", "lost"),
+    [(1.0, 1e-4, 1e-4, None), (1.1, 1e-4, 1.0, "device"), (0.9, 1.5e-4, 1e-4, "host"), (0.9, 1.5e-4, 1e-3, None)],
+)
+def test_a_gain_must_not_be_a_loss_on_the_device_or_on_a_host_that_may_be_the_limit(
+    monkeypatch: pytest.MonkeyPatch, on_device: float, on_host: float, a_call: float, lost: str | None
+) -> None:
+    """Seconds of the change; without it a second on the device, and a tenth of a millisecond on the host."""
+
+    def samples(before: float, after: float) -> timing.Samples:
+        return timing.Samples(((before, after, after, before),) * 11)
+
+    answers = {"device": samples(1.0, on_device), "host": samples(1e-4, on_host)}
+    monkeypatch.setattr(measure, "_replays", lambda steps: steps)
+    monkeypatch.setattr(measure, "_timed", lambda *args: answers["device"])
+    monkeypatch.setattr(timing, "until_returned", lambda *steps, **options: answers["host"])
+    found = measure._lost_on_one_side([lambda: None, lambda: None], samples(1.1 * a_call, a_call), 0.01)
+    assert found is (answers[lost] if lost else None)
+
+
+@pytest.mark.parametrize(
     ("name", "writing"),
     [("and_", False), ("or_", False), ("not_", False), ("is_", False), ("invert", False), ("iand", True), ("ior", True),
      ("iadd", True), ("setitem", True)],
