@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="timing of one pair, at least")
     parser.add_argument("--no-kinds", action="store_true", help="do not turn single kinds of sites")
     parser.add_argument("--compile", action="store_true", help="time compiles instead of steps")
+    parser.add_argument("--repeats", type=int, default=5, help="second processes of each kind, with --compile")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "ARM"), help=argparse.SUPPRESS)
     parser.add_argument("--lock", type=Path, help="a file: processes that share it compile at once and time by turns")
     parser.add_argument("--json", type=Path)
@@ -108,7 +109,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {architecture(given.device)}, {kind}, mode {mode}", end="", flush=True)
     print(", processor time of one thread" if _tick(given) else "", flush=True)
     if given.compile:
-        _compile_times(chosen, given.device, given.train)
+        _compile_times(chosen, given.device, given.train, given.repeats)
         return
     if given.lock:
         _by_turns(given.lock)
@@ -274,39 +275,33 @@ def _with_code_of_its_own(model: nn.Module, arm: str) -> Callable[..., torch.Ten
 
 
 def _compile_once(name: str, arm: str, device: str, train: bool) -> dict[str, float]:
-    """The first step of a model in this process, in seconds, and how much of it went into measuring."""
+    """The first step of a model in this process, in seconds, the processor's too, and what went into measuring."""
     from opgraft.compile import choice
 
     model, inputs = models(device)[name](device)
     model.train(train)
-    spent = 0.0
-    if arm == "opgraft":
-        options = opgraft.compile_options()
-        chooser = options["pre_grad_custom_pass"].chooser
-        run = step(torch.compile(model, options=options), model, inputs, train)
-    else:
-        chooser = None
-        run = step(torch.compile(model), model, inputs, train)
-    began = time.perf_counter()
-    run()
+    began, busy = time.perf_counter(), time.process_time()
+    options = opgraft.compile_options() if arm == "opgraft" else None
+    step(torch.compile(model, options=options), model, inputs, train)()
     if device == "cuda":
         torch.cuda.synchronize()
-    took = time.perf_counter() - began
-    if isinstance(chooser, choice.Chooser):
-        spent = chooser.seconds_spent
-    return {"seconds": took, "measuring": spent}
+    took, worked = time.perf_counter() - began, time.process_time() - busy
+    chooser = options["pre_grad_custom_pass"].chooser if options else None
+    spent = chooser.seconds_spent if isinstance(chooser, choice.Chooser) else 0.0
+    return {"seconds": took, "busy": worked, "measuring": spent}
 
 
-def _compile_times(names: list[str], device: str, train: bool, repeats: int = 3) -> None:
+def _compile_times(names: list[str], device: str, train: bool, repeats: int) -> None:
     """First compile with cold caches, then fresh processes with warm ones, by turns: the least of ``repeats``."""
+    # Python keeps the bytecode of what it imports, as after any installation.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     for name in names:
-        found: dict[str, list[float]] = {}
-        measuring = 0.0
+        found: dict[str, list[dict[str, float]]] = {}
         with tempfile.TemporaryDirectory() as folder:
             for turn in range(1 + repeats):
-                for arm in ("plain", "opgraft"):
+                for arm in ("opgraft", "plain") if turn % 2 else ("plain", "opgraft"):
                     environment = {
-                        **os.environ,
+                        **kept,
                         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/{arm}",
                         "OPGRAFT_STORE": f"{folder}/store",
                     }
@@ -316,15 +311,16 @@ def _compile_times(names: list[str], device: str, train: bool, repeats: int = 3)
                         env=environment, capture_output=True, text=True, timeout=1200, check=True,
                     )  # fmt: skip
                     result = json.loads(done.stdout.splitlines()[-1])
-                    found.setdefault(f"{arm} {'warm' if turn else 'cold'}", []).append(result["seconds"])
-                    measuring = max(measuring, result["measuring"])
-        least = {key: min(values) for key, values in found.items()}
-        cold = (least["opgraft cold"] - measuring) / least["plain cold"]
-        warm = least["opgraft warm"] / least["plain warm"]
+                    found.setdefault(f"{arm} {'warm' if turn else 'cold'}", []).append(result)
+        least = {key: {part: min(r[part] for r in runs) for part in runs[0]} for key, runs in found.items()}
+        before, after = least["plain warm"], least["opgraft warm"]
+        first, measuring = least["opgraft cold"]["seconds"], least["opgraft cold"]["measuring"]
+        plain = least["plain cold"]["seconds"]
         print(
-            f"{name}: first compile {least['plain cold']:.1f} s plain, {least['opgraft cold']:.1f} s with "
-            f"{measuring:.1f} s of measuring: {cold:.2f}x beside it; second process {least['plain warm']:.2f} s plain, "
-            f"{least['opgraft warm']:.2f} s: {warm:.3f}x",
+            f"{name}: first compile {plain:.1f} s plain, {first:.1f} s with {measuring:.1f} s of measuring: "
+            f"{(first - measuring) / plain:.2f}x beside it; second process {before['seconds']:.2f} s plain, "
+            f"{after['seconds']:.2f} s: {after['seconds'] / before['seconds']:.3f}x; the processor's time "
+            f"{before['busy']:.2f} and {after['busy']:.2f} s: {after['busy'] / before['busy']:.3f}x",
             flush=True,
         )
 
