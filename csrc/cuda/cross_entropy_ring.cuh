@@ -164,6 +164,7 @@ __device__ __forceinline__ void bring_rows(const CrossEntropyCall<T>& call, cons
       hopper::wait(&state.empty[at.slot], at.parity ^ 1);
       bring_chunk(place, classes, place.begin + chunk * shape.chunk_vectors, place.chunk_count(shape, chunk),
                   ring + at.slot * shape.chunk_vectors, &state.full[at.slot], lane);
+      hopper::arrive(&state.empty[at.slot]);
       at.advance(shape.slots);
       if (turn == 0 && rank == 0 && more) {
         // The count was set to zero by the kernel before.
@@ -286,10 +287,10 @@ __global__ void __launch_bounds__(ring_threads(WARPS, GRADIENT), GRADIENT ? 2 : 
   const int starts = static_cast<int>(threadIdx.x);
   if (starts < shape.slots) {
     hopper::barrier_init(&state.full[starts], 1);
-    hopper::barrier_init(&state.empty[starts], WARPS);
+    hopper::barrier_init(&state.empty[starts], 32 * (WARPS + 1));
   }
   if (starts < SUM_SETS) hopper::barrier_init(&state.gathered[starts], gathering_arrivals<WARPS>(shape.cluster));
-  if (starts < ROWS_AHEAD) hopper::barrier_init(&state.read[starts], WRITERS);
+  if (starts < ROWS_AHEAD) hopper::barrier_init(&state.read[starts], 32 * WRITERS);
   if (starts < ROWS_ANNOUNCED) hopper::barrier_init(&state.announced[starts], 1);
   hopper::fence_barrier_init();
   if (shape.cluster > 1) {

@@ -85,11 +85,11 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, 
   const T* const from = in.x.row(row) + first;
 #pragma unroll
   for (int k = 0; k < VECTORS; ++k) {
-    x[k] = inside(k, end) ? load_words<T, WIDTH>(from + k * step) : Words<T, WIDTH>{};
+    x[k] = inside(k, end) ? load_kept<T, WIDTH>(from + k * step) : Words<T, WIDTH>{};
   }
   [[maybe_unused]] const T* const other = ADD ? in.residual.row(row) + first : nullptr;
   const auto load_residual = [&](int k) {
-    residual[k] = inside(k, end) ? load_words<T, WIDTH>(other + k * step) : Words<T, WIDTH>{};
+    residual[k] = inside(k, end) ? load_kept<T, WIDTH>(other + k * step) : Words<T, WIDTH>{};
   };
   if constexpr (ADD && EARLY) {
 #pragma unroll
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, 
   const float offset = in.weight ? in.offset : 0.0f;
   const W* const weight = in.weight + first;
   const auto load_weights = [&](int k) {
-    weights[k] = inside(k, all) ? load_words<W, WIDTH>(weight + k * step) : Words<W, WIDTH>{};
+    weights[k] = inside(k, all) ? load_kept<W, WIDTH>(weight + k * step) : Words<W, WIDTH>{};
   };
   if (!in.weight) {
 #pragma unroll
