@@ -2,17 +2,17 @@
 
 python benchmarks/cross_entropy.py [--device cuda] [--dtype bfloat16] [--no-compile] [--linear]
 
-Every arm's loss and gradient are compared with float64 on a few rows before it is timed. The compiled arm is the best
-of several settings (on the CPU, where all arms take turns, of the default one), of torch's own cross entropy (logits in
-float32, as transformers has it) and of the op's reference.
-The share is that of a copy in the same process, on the bytes of an ideal kernel: one read, and one write where there is
-a gradient. ``python benchmarks/ops.py cross_entropy`` runs it as well.
+Every arm's loss and gradient are compared with float64 on a few rows before it is timed; a published kernel (see
+row_peers.py) that writes over the logits gets them back before every sample, outside the time. The compiled arm is the
+best of several settings (on the CPU, where all arms take turns, of the default one), of torch's own cross entropy
+(logits in float32, as transformers has it) and of the op's reference. The share is that of a copy in the same process,
+on the bytes of an ideal kernel: one read, and one write where there is a gradient. ``python benchmarks/ops.py
+cross_entropy`` runs it as well.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import math
 import statistics
 import time
@@ -23,6 +23,7 @@ import torch
 from goals import SHARES, verdict
 from row_ops import in_turns, settle
 from row_ops import seconds as graph_seconds
+from row_peers import LossPeer, losses
 from torch.nn import functional as F
 
 import opgraft
@@ -66,29 +67,16 @@ def _op(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def peers() -> dict[str, Loss]:
-    """Other people's kernels, where they can be imported. Liger's writes the gradient over the logits."""
-    found: dict[str, Loss] = {}
-    try:
-        liger = importlib.import_module("liger_kernel.ops.cross_entropy").LigerCrossEntropyFunction
-        found["Liger, in place"] = lambda logits, target: liger.apply(logits, target, None, -100)[0]
-    except ImportError:
-        pass
-    try:
-        quack = importlib.import_module("quack.cross_entropy")
-        found["quack"] = lambda logits, target: quack.cross_entropy(logits, target, reduction="mean")
-    except ImportError:
-        pass
-    return found
-
-
-def seconds(call: Callable[[], Any], device: torch.device, samples: int = 9) -> float:
-    """Median of a call's time over samples of several calls, after warm-up."""
+def seconds(
+    call: Callable[[], Any], device: torch.device, samples: int = 9, before: Callable[[], Any] = lambda: None
+) -> float:
+    """Median of a call's time over samples of several calls, after warm-up; ``before`` each sample, and not timed."""
     times = []
     if device.type == "cuda":
         settle(call)
     for _ in range(samples + 2):
         if device.type == "cuda":
+            before()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             for _ in range(CALLS):
@@ -103,29 +91,41 @@ def seconds(call: Callable[[], Any], device: torch.device, samples: int = 9) -> 
     return statistics.median(times[2:])
 
 
-def check(name: str, loss: Loss, dtype: torch.dtype, device: torch.device) -> None:
+def arm_of(loss: Loss) -> LossPeer:
+    """A loss that autograd knows."""
+
+    def both(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = loss(logits, target)
+        return found.detach(), torch.autograd.grad(found, logits)[0]
+
+    return LossPeer(loss, both)
+
+
+def check(name: str, arm: LossPeer, dtype: torch.dtype, device: torch.device) -> None:
     """Loss and gradient of a few rows against float64."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 4096, generator=generator).to(device, dtype)
     target = torch.randint(0, 4096, (4,), generator=generator).to(device)
     exact = logits.double().requires_grad_()
-    wanted = F.cross_entropy(exact, target)
+    wanted = F.cross_entropy(exact, target, reduction="sum" if arm.rows else "mean")
     (wanted_gradient,) = torch.autograd.grad(wanted, exact)
-    made = logits.clone().requires_grad_()
-    found = loss(made, target)
-    (gradient,) = torch.autograd.grad(found, made)
+    found, gradient = arm.both(logits.clone().requires_grad_(), target)
     error = ((gradient.double() - wanted_gradient).norm() / wanted_gradient.norm()).item()
-    off = abs(found.item() - wanted.item()) / wanted.item()
+    off = abs(found.sum().item() - wanted.item()) / wanted.item()
     assert error < 4 * torch.finfo(dtype).eps, f"{name}: gradient off by {error:.2g}"
     assert off < 4 * torch.finfo(dtype).eps, f"{name}: loss off by {off:.2g}"
 
 
-def time_arm(loss: Loss, logits: torch.Tensor, target: torch.Tensor) -> tuple[float, float]:
+def time_arm(arm: LossPeer, logits: torch.Tensor, target: torch.Tensor) -> tuple[float, float]:
     """Seconds of the forward alone, without a gradient, and of forward and backward."""
     plain = logits.detach()
     with torch.no_grad():
-        forward = seconds(lambda: loss(plain, target), logits.device)
-    both = seconds(lambda: torch.autograd.grad(loss(logits, target), logits), logits.device)
+        forward = seconds(lambda: arm.forward(plain, target), logits.device)
+    if not arm.in_place:
+        return forward, seconds(lambda: arm.both(logits, target), logits.device)
+    kept = plain.clone()
+    both = seconds(lambda: arm.both(logits, target), logits.device, before=lambda: plain.copy_(kept))
+    plain.copy_(kept)
     return forward, both
 
 
@@ -134,7 +134,7 @@ def compiled_best(logits: torch.Tensor, target: torch.Tensor) -> tuple[float, fl
     for options in settings(logits.device):
         for loss in (_torch, _reference):
             torch._dynamo.reset()
-            took = time_arm(torch.compile(loss, options=dict(options)), logits, target)
+            took = time_arm(arm_of(torch.compile(loss, options=dict(options))), logits, target)
             best = (min(best[0], took[0]), min(best[1], took[1]))
     return best
 
@@ -178,9 +178,10 @@ def run(device: torch.device, dtype: torch.dtype, with_compile: bool = True) -> 
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     copied = copy_rate(device)
     print(f"{where}, torch {torch.__version__}, opgraft {opgraft.__version__}, {dtype}, copy {copied / 1e9:.0f} GB/s")
-    arms: dict[str, Loss] = {"opgraft": _op, **(peers() if device.type == "cuda" else {})}
-    for name, loss in arms.items():
-        check(name, loss, dtype, device)
+    published = losses() if device.type == "cuda" else {}
+    arms = {"opgraft": arm_of(_op), **published}
+    for name, arm in arms.items():
+        check(name, arm, dtype, device)
     for rows, classes in GPU_SHAPES if device.type == "cuda" else CPU_SHAPES:
         logits = torch.randn(rows, classes, device=device, dtype=dtype).requires_grad_()
         target = torch.randint(0, classes, (rows,), device=device)
@@ -190,7 +191,14 @@ def run(device: torch.device, dtype: torch.dtype, with_compile: bool = True) -> 
             run_in_turns(logits, target, line, copied)
             continue
         took = {"torch.compile, best": compiled_best(logits, target)} if with_compile else {}
-        took |= {name: time_arm(loss, logits, target) for name, loss in arms.items()}
+        for name, arm in arms.items():
+            try:
+                took[name] = time_arm(arm, logits, target)
+            except Exception as error:
+                if name not in published:
+                    raise
+                reason = str(error).strip().splitlines() or [type(error).__name__]
+                print(f"{line:16} {name:22} left out: {reason[0]}")
         for name, each in took.items():
             report(name, each, (size, 2 * size), copied, line)
         if device.type == "cuda":
@@ -201,10 +209,10 @@ def run(device: torch.device, dtype: torch.dtype, with_compile: bool = True) -> 
                 print(f"{line:16} {kind}: {verdict(own[index], share, goal, [t[index] for t in took.values()])}")
         del logits, target
     if device.type == "cuda":
-        few_rows(device, dtype, with_compile)
+        few_rows(device, dtype, with_compile, published)
 
 
-def few_rows(device: torch.device, dtype: torch.dtype, with_compile: bool) -> None:
+def few_rows(device: torch.device, dtype: torch.dtype, with_compile: bool, published: dict[str, LossPeer]) -> None:
     """Forward without a gradient, as in decoding or evaluation: graphs of calls over rotated inputs."""
     for rows, classes in FEW_ROWS:
         size = rows * classes * dtype.itemsize
@@ -219,6 +227,10 @@ def few_rows(device: torch.device, dtype: torch.dtype, with_compile: bool) -> No
                 torch._dynamo.reset()
                 theirs = [graph_seconds(torch.compile(_torch, dynamic=False), sets, device)]
                 line += f"   compiled {theirs[0] * 1e6:8.2f} us"
+            for name, peer in published.items():
+                if not peer.in_place and not peer.rows:  # Liger's waits for the device
+                    theirs.append(graph_seconds(peer.forward, sets, device))
+                    line += f"   {name} {theirs[-1] * 1e6:8.2f} us"
         print(f"{line}   {verdict(took, None, None, theirs)}", flush=True)
 
 

@@ -1,23 +1,23 @@
-"""The ops over rows, alone: forward and backward, against torch.compile at its best of two settings and against Liger.
+"""The ops over rows, alone: forward and backward, against torch.compile at its best of two settings, Liger and quack.
 
-Called by benchmarks/ops.py. On the CPU the op and the compiled reference take turns. On a GPU every arm of the op and
-of the compiler is a CUDA graph over rotated inputs; Liger, where it is installed, is timed by events around its calls.
+Called by benchmarks/ops.py. On the CPU the op and the compiled reference take turns. On a GPU every arm is a CUDA graph
+over rotated inputs. The published kernels (see row_peers.py) are compared with the op before they are timed.
 Shares are of the copy that ops.py measures in the same process, on the bytes of an ideal kernel: five passes over x for
 rms_norm with its gradient, eight for add_rms_norm.
 """
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from goals import SHARES, verdict
+from row_peers import norms
 
 from opgraft.registry import find
 
@@ -40,7 +40,7 @@ class Case:
     op: Arm
     reference: Arm
     bytes: int
-    liger: Arm | None = None
+    peers: dict[str, Arm] = field(default_factory=dict)
     goal: float | None = None  # share of the copy
 
 
@@ -56,19 +56,6 @@ def _with_gradient(function: Arm, inputs: int) -> Arm:
     return step
 
 
-def _liger(name: str) -> Arm | None:
-    """Liger's kernel for one of the norms, not in place, where it is installed."""
-    module, function = {
-        "rms_norm": ("liger_kernel.ops.rms_norm", "LigerRMSNormFunction"),
-        "add_rms_norm": ("liger_kernel.ops.fused_add_rms_norm", "LigerFusedAddRMSNormFunction"),
-    }[name]
-    try:
-        apply = getattr(importlib.import_module(module), function).apply
-    except ImportError:
-        return None
-    return lambda *args: apply(*args, 1e-6, 0.0, "llama", False)
-
-
 def cases(names: list[str], device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     gpu = device.type == "cuda"
 
@@ -80,6 +67,7 @@ def cases(names: list[str], device: torch.device, dtype: torch.dtype) -> Iterato
         spec = find(f"opgraft::{name}")
         assert spec is not None
         assert spec.public is not None
+        peers = norms(name) if gpu else {}
         if name in ("rms_norm", "add_rms_norm"):
             rows = 1 if name == "rms_norm" else 2
             for shape in GPU_NORMS if gpu else CPU_NORMS:
@@ -92,10 +80,9 @@ def cases(names: list[str], device: torch.device, dtype: torch.dtype) -> Iterato
                 def forward(shape: Any = shape, weight: Any = weight, rows: int = rows) -> tuple[Any, ...]:
                     return (*(tensor(*shape) for _ in range(rows)), tensor(*weight))
 
-                liger = _liger(name) if gpu else None
                 step = (_with_gradient(spec.public, rows + 1), _with_gradient(spec.reference, rows + 1))
-                yield Case(f"{name} {shape}, forward", forward, spec.public, spec.reference, 2 * rows * size, liger)
-                theirs = _with_gradient(liger, rows + 1) if liger else None
+                yield Case(f"{name} {shape}, forward", forward, spec.public, spec.reference, 2 * rows * size, peers)
+                theirs = {peer: _with_gradient(call, rows + 1) for peer, call in peers.items()}
                 moved = (5 if rows == 1 else 8) * size
                 goal = SHARES[name, "with gradient"] if gpu else None
                 yield Case(f"{name} {shape}, with gradient", both, *step, moved, theirs, goal)
@@ -104,10 +91,12 @@ def cases(names: list[str], device: torch.device, dtype: torch.dtype) -> Iterato
         shapes += [(count, width) for count in DECODE_ROWS] if gpu else []
         for shape in shapes:
             for block in (0, 128) if name in GPU_FP8 else (None,):
-                yield _forward_case(name, spec, shape, block, tensor)
+                yield _forward_case(name, spec, shape, block, tensor, peers)
 
 
-def _forward_case(name: str, spec: Any, shape: tuple[int, int], block: int | None, tensor: Any) -> Case:
+def _forward_case(
+    name: str, spec: Any, shape: tuple[int, int], block: int | None, tensor: Any, peers: dict[str, Arm]
+) -> Case:
     tensors = 1 if name in ("rms_norm", "rms_norm_fp8") else 2
     weighted = name != "silu_mul_fp8"
 
@@ -123,8 +112,17 @@ def _forward_case(name: str, spec: Any, shape: tuple[int, int], block: int | Non
         lambda *a: spec.public(*a, *options),
         lambda *a: spec.reference(*a, *options),
         spec.cost(*make(), *options).bytes,
+        peers,
         goal=SHARES.get((name, kind)) if many else None,
     )
+
+
+def check(case: Case, name: str, peer: Arm, args: tuple[Any, ...]) -> None:
+    """A peer's results against the op's, within a few roundings of each tensor as a whole."""
+    ours, theirs = ((out if isinstance(out, tuple) else (out,)) for out in (case.op(*args), peer(*args)))
+    for index, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+        off = ((own.float() - other.float()).norm() / own.float().norm()).item()
+        assert off < 4 * torch.finfo(own.dtype).eps, f"{case.name}, {name}: result {index} off by {off:.2g}"
 
 
 def settle(call: Callable[[], Any], seconds: float = 0.1) -> None:
@@ -155,9 +153,9 @@ def _median(call: Callable[[], Any], device: torch.device, repeats: int) -> floa
     return statistics.median(times[2:])
 
 
-def seconds(arm: Arm, sets: list[tuple[Any, ...]], device: torch.device, graph: bool = True) -> float:
+def seconds(arm: Arm, sets: list[tuple[Any, ...]], device: torch.device) -> float:
     """Seconds a call; on a GPU from a graph of one call a set, so that launches are not what is timed."""
-    if device.type == "cpu" or not graph:
+    if device.type == "cpu":
         return _median(lambda: [arm(*args) for args in sets], device, 9) / len(sets)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -190,7 +188,7 @@ def compiled_seconds(case: Case, sets: list[tuple[Any, ...]], device: torch.devi
         compiled = torch.compile(case.reference, options=options, dynamic=False)
         for args in sets[:2]:
             compiled(*args)
-        best = min(best, seconds(compiled, sets, device, graph="gradient" not in case.name))
+        best = min(best, seconds(compiled, sets, device))
     return best
 
 
@@ -215,10 +213,11 @@ def run(names: list[str], device: torch.device, dtype: torch.dtype, copied: floa
                 theirs = compiled_seconds(case, sets, device)
             peers.append(theirs)
             line += f"   compiled {theirs * 1e6:10.1f} us, {theirs / took:5.2f}x"
-        if case.liger is not None:
-            theirs = seconds(case.liger, sets, device, graph=False)
+        for name, peer in case.peers.items():
+            check(case, name, peer, sets[0])
+            theirs = seconds(peer, sets, device)
             peers.append(theirs)
-            line += f"   Liger {theirs * 1e6:10.1f} us, {theirs / took:5.2f}x"
+            line += f"   {name} {theirs * 1e6:10.1f} us, {theirs / took:5.2f}x"
         print(f"{line}   {verdict(took, share, case.goal, peers)}", flush=True)
         del sets
         if device.type == "cuda":

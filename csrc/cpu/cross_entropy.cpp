@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/cross_entropy_kernel.h"
+#include "cpu/fresh_pages.h"
 #include "ops.h"
 #include "support/cross_entropy_call.h"
 
@@ -94,6 +95,15 @@ void zero_row(T* gradient, int64_t classes) {
   std::fill_n(gradient, classes, narrow<T>(Accumulate<T>(0)));
 }
 
+// The pages of rows from `first` to `last` of a gradient; none where there is no gradient.
+template <typename T>
+FreshPages pages_of(T* gradient, const CrossEntropyInputs& in, int64_t first, int64_t last) {
+  const int64_t classes = in.layout.classes;
+  if (gradient == nullptr) return FreshPages(nullptr, nullptr, 0);
+  return FreshPages(gradient + first * classes, gradient + last * classes,
+                    in.layout.rows * classes * static_cast<int64_t>(sizeof(T)));
+}
+
 template <typename T, typename A = Accumulate<T>>
 void forward_rows(const CrossEntropyInputs& in, const Scales& scales, A* losses, A* lses, A* statistics, T* gradient) {
   const RowOptions<A> given = row_options<A>(in);
@@ -105,9 +115,11 @@ void forward_rows(const CrossEntropyInputs& in, const Scales& scales, A* losses,
     const bool general = given.general();
     if (general) scratch.seen.resize(classes);
     if (gradient != nullptr && (general || !std::is_same_v<T, A>)) scratch.exponentials.resize(classes);
+    FreshPages pages = pages_of(gradient, in, first, last);
     for (int64_t row = first; row < last; ++row) {
       const T* const x = logits + in.layout.begin(row);
       T* const out = gradient == nullptr ? nullptr : gradient + row * classes;
+      if (out != nullptr) pages.reach(out + classes);
       A* exponentials = scratch.exponentials.empty() ? nullptr : scratch.exponentials.data();
       if constexpr (std::is_same_v<T, A>) {
         if (exponentials == nullptr) exponentials = out;
@@ -146,11 +158,13 @@ void backward_rows(CrossEntropyBackward& call, const Scales& scales) {
   const A* const lse_gradient = optional_data<A>(call.grad_lse);
   T* const gradient = call.gradient.mutable_data_ptr<T>();
   parallel_for(0, rows, row_grain(classes), [&](int64_t first, int64_t last) {
+    FreshPages pages = pages_of(gradient, in, first, last);
     for (int64_t row = first; row < last; ++row) {
       const double from_loss = loss_gradient == nullptr ? 0 : loss_gradient[call.per_row() ? row : 0];
       const double from_lse = lse_gradient == nullptr ? 0 : lse_gradient[row];
       const int64_t target = target_of(in, row);
       T* const out = gradient + row * classes;
+      pages.reach(out + classes);
       RowFactors<A> factors;
       factors.a = static_cast<A>(from_lse);
       if (target != in.options.ignore_index) {

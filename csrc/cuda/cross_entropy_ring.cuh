@@ -164,6 +164,7 @@ __device__ __forceinline__ void bring_rows(const CrossEntropyCall<T>& call, cons
       hopper::wait(&state.empty[at.slot], at.parity ^ 1);
       bring_chunk(place, classes, place.begin + chunk * shape.chunk_vectors, place.chunk_count(shape, chunk),
                   ring + at.slot * shape.chunk_vectors, &state.full[at.slot], lane);
+      hopper::arrive(&state.empty[at.slot]);
       at.advance(shape.slots);
       if (turn == 0 && rank == 0 && more) {
         // The count was set to zero by the kernel before.
@@ -177,11 +178,10 @@ __device__ __forceinline__ void bring_rows(const CrossEntropyCall<T>& call, cons
   }
 }
 
-// The summing warps. `release`: nobody else reads the chunks.
+// The summing warps.
 template <typename T, bool GENERAL, int WARPS, typename A = DeviceAccumulate<T>>
-__device__ __forceinline__ void sum_rows(const CrossEntropyCall<T>& call, const RingShape& shape, bool release,
-                                         bool twice, const Vector<T, VECTOR_WIDTH<T>>* ring, RingState<A>& state,
-                                         int rank) {
+__device__ __forceinline__ void sum_rows(const CrossEntropyCall<T>& call, const RingShape& shape, bool twice,
+                                         const Vector<T, VECTOR_WIDTH<T>>* ring, RingState<A>& state, int rank) {
   constexpr int WIDTH = VECTOR_WIDTH<T>;
   constexpr int THREADS = WARPS * 32;
   using Pack = Vector<T, WIDTH>;
@@ -204,7 +204,7 @@ __device__ __forceinline__ void sum_rows(const CrossEntropyCall<T>& call, const 
         for (int i = 0; i < COUNT; ++i) taken[i] = packs[v + i * THREADS];
         take<GENERAL>(call, sum, taken, first + v * WIDTH, THREADS * WIDTH);
       });
-      if (release) done_with(&state.empty[at.slot]);
+      done_with(&state.empty[at.slot]);
       at.advance(shape.slots);
     }
     send_sums<A, GENERAL, WARPS>(state, sum, shape.cluster, rank, turn);
@@ -282,14 +282,15 @@ __global__ void __launch_bounds__(ring_threads(WARPS, GRADIENT), GRADIENT ? 2 : 
   const int warp = threadIdx.x / 32;
   const bool twice = GRADIENT && !shape.held;
 
-  // One kind of warps releases a slot, and both are as many.
+  // Both kinds of warps read a chunk, but where the row is brought twice: then one kind does, and both are as many.
+  const int readers = GRADIENT && !twice ? WARPS + WRITERS : WARPS;
   const int starts = static_cast<int>(threadIdx.x);
   if (starts < shape.slots) {
     hopper::barrier_init(&state.full[starts], 1);
-    hopper::barrier_init(&state.empty[starts], WARPS);
+    hopper::barrier_init(&state.empty[starts], 32 * (readers + 1));
   }
   if (starts < SUM_SETS) hopper::barrier_init(&state.gathered[starts], gathering_arrivals<WARPS>(shape.cluster));
-  if (starts < ROWS_AHEAD) hopper::barrier_init(&state.read[starts], WRITERS);
+  if (starts < ROWS_AHEAD) hopper::barrier_init(&state.read[starts], 32 * WRITERS);
   if (starts < ROWS_ANNOUNCED) hopper::barrier_init(&state.announced[starts], 1);
   hopper::fence_barrier_init();
   if (shape.cluster > 1) {
@@ -300,7 +301,7 @@ __global__ void __launch_bounds__(ring_threads(WARPS, GRADIENT), GRADIENT ? 2 : 
   let_the_next_kernel_start();
 
   if (warp < WARPS) {
-    sum_rows<T, GENERAL, WARPS>(call, shape, !GRADIENT || twice, twice, ring, state, rank);
+    sum_rows<T, GENERAL, WARPS>(call, shape, twice, ring, state, rank);
   } else if (warp < WARPS + WRITERS) {
     // Logits are older than the kernel before this one, but for few rows; else only `scales` may be its work.
     wait_for_the_kernel_before();

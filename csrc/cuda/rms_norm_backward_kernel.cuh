@@ -101,7 +101,9 @@ void launch_backward_registers(const NormGradients<T, W>& in, const BackwardPlan
   attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   config.attrs = &attribute;
   config.numAttrs = CLUSTERED ? 1 : 0;
-  STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, in, plan.threads, shift, plan.cluster));
+  NormGradients<T, W> marked = in;
+  marked.keep = keep_of(in.rows * in.length * static_cast<int64_t>(sizeof(T)));
+  STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, marked, plan.threads, shift, plan.cluster));
 }
 
 template <int TENSORS, typename T, typename W>

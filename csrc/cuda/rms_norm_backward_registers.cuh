@@ -89,9 +89,9 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, VECTORS == 1 ? 2 : 1)
 #pragma unroll
       for (int k = 0; k < VECTORS; ++k) {
         if (inside(k)) {
-          copy_async(slot(stage, 0, k), next_x + k * step);
-          copy_async(slot(stage, 1, k), next_grad + k * step);
-          if constexpr (TENSORS == 3) copy_async(slot(stage, 2, k), next_more + k * step);
+          copy_async(slot(stage, 0, k), next_x + k * step, in.keep);
+          copy_async(slot(stage, 1, k), next_grad + k * step, in.keep);
+          if constexpr (TENSORS == 3) copy_async(slot(stage, 2, k), next_more + k * step, in.keep);
         }
       }
       next += teams;

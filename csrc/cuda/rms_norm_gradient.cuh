@@ -29,6 +29,7 @@ struct NormGradients {
   DeviceAccumulate<T> eps = 0;
   DeviceAccumulate<T> offset = 0;
   DeviceAccumulate<T> share_of_mean = 0;  // 1 / length
+  Keep keep = Keep::NORMAL;
 };
 
 // The sums that a row's gradient needs, of a vector's elements: squares of x, and products of x with what comes in.

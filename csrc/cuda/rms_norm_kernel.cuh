@@ -65,7 +65,7 @@ __device__ __forceinline__ T rounded_sum_of(T one, T other) {
 
 enum class Result { PLAIN, FP8_ROWS, FP8_BLOCKS };
 
-template <typename T, typename W, int VECTORS, bool ADD, Result RESULT>
+template <typename T, typename W, int VECTORS, bool ADD, Result RESULT, Keep KEEP>
 __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, W> in, int threads, int shift) {
   constexpr int WIDTH = VECTOR_WIDTH<T>;
   constexpr bool EARLY = VECTORS * sizeof(W) <= 8;  // weights wait in registers where there are enough of them
@@ -85,11 +85,11 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, 
   const T* const from = in.x.row(row) + first;
 #pragma unroll
   for (int k = 0; k < VECTORS; ++k) {
-    x[k] = inside(k, end) ? load_words<T, WIDTH>(from + k * step) : Words<T, WIDTH>{};
+    x[k] = inside(k, end) ? load_marked<KEEP, T, WIDTH>(from + k * step) : Words<T, WIDTH>{};
   }
   [[maybe_unused]] const T* const other = ADD ? in.residual.row(row) + first : nullptr;
   const auto load_residual = [&](int k) {
-    residual[k] = inside(k, end) ? load_words<T, WIDTH>(other + k * step) : Words<T, WIDTH>{};
+    residual[k] = inside(k, end) ? load_marked<KEEP, T, WIDTH>(other + k * step) : Words<T, WIDTH>{};
   };
   if constexpr (ADD && EARLY) {
 #pragma unroll
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(MAX_ROW_THREADS) norm_registers(NormInputs<T, 
   const float offset = in.weight ? in.offset : 0.0f;
   const W* const weight = in.weight + first;
   const auto load_weights = [&](int k) {
-    weights[k] = inside(k, all) ? load_words<W, WIDTH>(weight + k * step) : Words<W, WIDTH>{};
+    weights[k] = inside(k, all) ? load_marked<KEEP, W, WIDTH>(weight + k * step) : Words<W, WIDTH>{};
   };
   if (!in.weight) {
 #pragma unroll
@@ -295,14 +295,23 @@ void launch_norm(const NormInputs<T, W>& in, RowMapping mapping, bool wide, cuda
   const int shift = log2_of(mapping.threads);
   if constexpr (!std::is_same_v<T, double>) {
     if (wide && mapping.vectors <= 8) {
-      const auto run = [&](auto vectors) {
-        launch_overlapping(norm_registers<T, W, vectors(), ADD, RESULT>, grid, block, stream, in, mapping.threads,
-                           shift);
+      const auto run = [&](auto vectors, auto keep) {
+        launch_overlapping(norm_registers<T, W, vectors(), ADD, RESULT, keep()>, grid, block, stream, in,
+                           mapping.threads, shift);
       };
-      if (mapping.vectors == 1) return run(std::integral_constant<int, 1>{});
-      if (mapping.vectors == 2) return run(std::integral_constant<int, 2>{});
-      if (mapping.vectors <= 4) return run(std::integral_constant<int, 4>{});
-      return run(std::integral_constant<int, 8>{});
+      constexpr std::integral_constant<Keep, Keep::NORMAL> NORMAL;
+      // A row a warp gains nothing, and one of over four vectors a thread takes a quarter longer.
+      const auto run_marked = [&](auto vectors) {
+        if constexpr (ADD || RESULT == Result::PLAIN) {
+          constexpr std::integral_constant<Keep, Keep::LAST> LAST;
+          if (keep_of(in.rows * in.length * static_cast<int64_t>(sizeof(T))) == LAST) return run(vectors, LAST);
+        }
+        run(vectors, NORMAL);
+      };
+      if (mapping.vectors == 1) return run(std::integral_constant<int, 1>{}, NORMAL);
+      if (mapping.vectors == 2) return run_marked(std::integral_constant<int, 2>{});
+      if (mapping.vectors <= 4) return run_marked(std::integral_constant<int, 4>{});
+      return run(std::integral_constant<int, 8>{}, NORMAL);
     }
   }
   launch_overlapping(norm_memory<T, W, ADD, RESULT>, grid, block, stream, in, mapping.threads, shift);

@@ -33,6 +33,41 @@ __device__ __forceinline__ Words<T, WIDTH> load_words(const T* pointer) {
   return words;
 }
 
+// What L2 does with lines that a load brings, in the words that createpolicy would make (those of CUTLASS' cache
+// hints).
+enum class Keep : uint64_t {
+  NORMAL = 0x1000000000000000,
+  LAST = 0x14F0000000000000,  // they go after all others
+};
+
+// Tensors that L2 cannot hold are read with the mark to be kept, though nobody reads them again: what is written
+// meanwhile is then written back sooner, and the memory serves the mix of both faster (1 to 4 % on an H200). Smaller
+// ones would drive out results that the next kernel finds in L2.
+inline Keep keep_of(int64_t bytes) {
+  int device = 0, held = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&held, cudaDevAttrL2CacheSize, device));
+  return bytes > held ? Keep::LAST : Keep::NORMAL;
+}
+
+// Known when compiled: a load with a mark, even one without consequence, takes few rows 1 to 3 % longer.
+template <Keep KEEP, typename T, int WIDTH>
+__device__ __forceinline__ Words<T, WIDTH> load_marked(const T* pointer) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if constexpr (KEEP != Keep::NORMAL) {
+    Words<T, WIDTH> words;
+#pragma unroll
+    for (int w = 0; w < Words<T, WIDTH>::COUNT; w += 4) {
+      asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                   : "=r"(words.word[w]), "=r"(words.word[w + 1]), "=r"(words.word[w + 2]), "=r"(words.word[w + 3])
+                   : "l"(reinterpret_cast<const uint32_t*>(pointer) + w), "l"(KEEP));
+    }
+    return words;
+  }
+#endif
+  return load_words<T, WIDTH>(pointer);
+}
+
 template <typename T, int WIDTH>
 __device__ __forceinline__ void store_words(T* pointer, const Words<T, WIDTH>& words) {
   static_assert(Words<T, WIDTH>::COUNT == 4);
@@ -179,6 +214,15 @@ __device__ __forceinline__ void reduce_row(A (&values)[COUNT], int threads, int 
 __device__ __forceinline__ void copy_async(void* to, const void* from) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_async(void* to, const void* from, Keep keep) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "l"(keep)
+               : "memory");
+#else
+  copy_async(to, from);
+#endif
 }
 // Of the 16 bytes the first `bytes`; the others become zeros, and are not read.
 __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {

@@ -5,12 +5,13 @@
 // states need no other thread. Decays are taken ahead of the walk, into the next state, so that nothing waits for the
 // exponential unit. What a state is between chunks stands in shared memory.
 //
-// Many channels: a thread walks two channels' chunks one after the other (vectors of B and C serve both), and shares
-// their states with its neighbour. Fewer: the lanes of a warp have consecutive chunks. A lane walks its chunk from
-// zero, a scan over the lanes gives the state that each begins with (the decay of a chunk is one exponential, of A
-// times the sum of its step sizes), and it walks once more, with the decays it has. Still fewer: time is cut into
-// segments; a first launch keeps the state that each ends with from zero and the sum of its step sizes, the second
-// folds those of the segments before its own, in order.
+// Many channels: a thread walks two channels' chunks (vectors of B and C serve both), and shares their states with its
+// neighbour; of 16-bit types (selective_scan_serial.cuh) two states at a time, so that a warp that is alone with a
+// scheduler finds work, and what the next chunk reads is asked for before this one ends. Fewer: the lanes of a warp
+// have consecutive chunks. A lane walks its chunk from zero, a scan over the lanes gives the state that each begins
+// with (the decay of a chunk is one exponential, of A times the sum of its step sizes), and it walks once more, with
+// the decays it has. Still fewer: time is cut into segments; a first launch keeps the state that each ends with from
+// zero and the sum of its step sizes, the second folds those of the segments before its own, in order.
 //
 // Cost a (step, channel, state): one exponential (ex2; A is scaled by log2 e beforehand) and 3/16 for softplus and
 // gate; 5.7 issue slots and over 16 states about 2.5 for what is done once a step; 1.2 wavefronts of shared memory.
@@ -21,6 +22,7 @@
 
 #include "cuda/selective_scan.h"
 #include "cuda/selective_scan_forward.cuh"
+#include "cuda/selective_scan_serial.cuh"
 #include "ops.h"
 #include "support/selective_call.h"
 
@@ -28,6 +30,11 @@ namespace opgraft::cuda {
 namespace {
 
 using ManyChannels = ChunkCut<1, 2, 2, 4, 2>;
+
+template <typename C>
+int64_t blocks_of(const SelectiveShape& shape) {
+  return shape.batch * shape.groups * ((shape.per_group() + C::CHANNELS - 1) / C::CHANNELS);
+}
 
 // Channels and states go to threads before time does: a scan over lanes costs one operation a step and state more, and
 // the scan itself. What is left of the machine, lanes along time fill, where there are as many steps.
@@ -38,7 +45,8 @@ void dispatch_cut(const SelectiveShape& shape, int sms, const Body& body) {
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
     body(ChunkCut<8, 1, 1, 4, 1>{});
-  } else if (shape.states <= CHUNK_STATES && (rows >= 16 * warps || shape.length <= 2 * CHUNK_STEPS)) {
+  } else if (shape.states <= CHUNK_STATES &&
+             (serial_wins(blocks_of<ManyChannels>(shape), sms, 0.64, 1.37) || shape.length <= 2 * CHUNK_STEPS)) {
     body(ManyChannels{});
   } else if (rows >= 4 * warps || shape.length <= 8 * CHUNK_STEPS) {
     body(ChunkCut<8, 1, 1, 8, 2>{});
@@ -47,23 +55,24 @@ void dispatch_cut(const SelectiveShape& shape, int sms, const Body& body) {
   }
 }
 
-template <typename C>
-int64_t blocks_of(const SelectiveShape& shape) {
-  return shape.batch * shape.groups * ((shape.per_group() + C::CHANNELS - 1) / C::CHANNELS);
-}
-
 template <typename T, typename C, bool WALK>
 void launch_scan(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, const SegmentPlan& plan,
                  const StateWalk<T>& walk, T* y, DeviceAccumulate<T>* final_state) {
-  const size_t bytes = ChunkShared<T, C>::bytes(d.states);
   const bool wide = d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z) && aligned(y);
-  auto launch = [&](auto kernel) {
+  auto launch = [&](auto kernel, size_t bytes, auto... arguments) {
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
     kernel<<<static_cast<unsigned>(blocks_of<C>(shape) * plan.count), C::THREADS, bytes, context.stream()>>>(
-        d, plan, walk, y, final_state);
+        d, arguments...);
     Launch::check();
   };
-  wide ? launch(scan_chunks<T, C, WALK, true>) : launch(scan_chunks<T, C, WALK, false>);
+  const size_t bytes = ChunkShared<T, C>::bytes(d.states);
+  if (!wide) {
+    launch(scan_chunks<T, C, WALK, false>, bytes, plan, walk, y, final_state);
+  } else if constexpr (std::is_same_v<C, ManyChannels> && sizeof(T) == 2) {
+    launch(scan_serial<T, C, WALK>, SerialWalk<C>::bytes(d.states), walk, y, final_state);
+  } else {
+    launch(scan_chunks<T, C, WALK, true>, bytes, plan, walk, y, final_state);
+  }
 }
 
 }  // namespace

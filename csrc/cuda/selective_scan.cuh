@@ -166,9 +166,6 @@ __device__ __forceinline__ void store_pair_if(bool there, float* to, float a, fl
       "f"(a), "f"(b), "r"(static_cast<int>(there))
       : "memory");
 }
-__device__ __forceinline__ void store_pair_if(bool there, double* to, double a, double b) {
-  if (there) to[0] = a, to[1] = b;
-}
 
 template <bool WIDE, typename T>
 __device__ __forceinline__ void store_row(T* row, int left, const DeviceAccumulate<T> (&values)[VECTOR_WIDTH<T>]) {

@@ -35,6 +35,15 @@ struct StateWalk {
   static StateWalk from_nothing() { return {true, nullptr, 0}; }
 };
 
+// Whether kernels that walk time serially, two blocks a multiprocessor, take less time than those with lanes along
+// time, whose time grows with the rows. In units of a launch that fills the device with two blocks each: `alone`, with
+// one each; `lanes`, the other kernels with as many rows.
+inline bool serial_wins(int64_t blocks, int sms, double alone, double lanes) {
+  const int64_t full = blocks / (2 * sms), rest = blocks % (2 * sms);
+  const double last = rest == 0 ? 0 : rest <= sms ? alone : 1;
+  return static_cast<double>(full) + last <= lanes * static_cast<double>(blocks) / (2 * sms);
+}
+
 // For `blocks` blocks a segment where `places` run at once.
 SegmentPlan plan_segments(const SelectiveShape& shape, int64_t blocks, int64_t places, int64_t tile);
 

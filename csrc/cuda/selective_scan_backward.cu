@@ -8,10 +8,10 @@
 // is summed over the block; blocks write partial sums that a last launch adds. All sums have a fixed order.
 //
 // Many channels (selective_scan_serial_back.cuh): a thread has 8 steps of two channels and every other state of theirs,
-// tiles are 8 steps, and sums over channels are taken for four states at once, while the next four are walked. Cost a
-// (step, channel, state): 13 operations of the recurrence, 4 around them, 2.5 for sums over channels, and over 16
-// states about 7 for what is done once a step; 4 bytes * states / 8 a step and channel of kept states, written and
-// read.
+// tiles are 8 steps, the next state is walked forward while one is walked back, and sums over channels are taken for
+// four states at once, while the next four are walked. Cost a (step, channel, state): 13 operations of the recurrence,
+// 4 around them, 2.5 for sums over channels, and over 16 states about 7 for what is done once a step; 4 bytes * states
+// / 8 a step and channel of kept states, written and read.
 //
 // Fewer channels (selective_scan_chunks_back.cuh): lanes have consecutive chunks of 16 steps, and scans over lanes give
 // the states and the gradients at their ends, as in the forward scan. Still fewer: time is cut into segments; a launch
@@ -94,11 +94,11 @@ void launch_add(const Launch& context, const A* in, T* out, int64_t parts, int64
 template <typename T, typename Body>
 void dispatch_cut(const SelectiveShape& shape, int sms, const Body& body) {
   using Serial = SerialCut<4, 2>;
-  const int64_t warps = shape.batch * shape.groups * ((shape.per_group() + Serial::WARP_ROWS - 1) / Serial::WARP_ROWS);
+  const int64_t blocks = shape.batch * shape.groups * ((shape.per_group() + Serial::CHANNELS - 1) / Serial::CHANNELS);
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
     body(ChunkBackCut<8, 2, 1>{});
-  } else if (shape.states <= Serial::MOST && 2 * warps >= int64_t{sms} * Serial::WARPS * Serial::BLOCKS) {
+  } else if (shape.states <= Serial::MOST && serial_wins(blocks, sms, 0.61, 1.62)) {
     body(Serial{});
   } else if (shape.length <= 8 * CHUNK_STEPS) {
     body(ChunkBackCut<8, 4, 2>{});

@@ -36,7 +36,7 @@ struct alignas(2 * sizeof(A)) StateEntry {
 // Keeps a thread's states of rows that follow each other, its own one first. PAIRED: of two rows, together.
 template <bool PAIRED, int ROWS, typename A>
 __device__ __forceinline__ void keep_states(A* to, const A (&state)[ROWS], int part, const bool (&there)[ROWS]) {
-  if constexpr (PAIRED && ROWS == 2) {
+  if constexpr (PAIRED) {
     store_pair_if(there[0], to, part ? state[1] : state[0], part ? state[0] : state[1]);
   } else {
 #pragma unroll

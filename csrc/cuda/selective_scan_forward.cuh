@@ -6,24 +6,13 @@
 
 namespace opgraft::cuda {
 
-// Rows of a warp without lanes along time, two chunks long, on their way in (they arrive while the two chunks before
-// are walked) and out: four lanes read or write a row together. Eight rows at the same place meet all banks.
-struct RowStage {
-  static constexpr int VECTORS = 4;
-  RowWords u[2][32][VECTORS + 1], delta[2][32][VECTORS + 1], gate[2][32][VECTORS + 1], y[32][VECTORS + 1];
-};
-
 template <typename T, typename C>
 struct ChunkShared {
   using A = DeviceAccumulate<T>;
   using M = ChunkMatrices<A, C>;
   static constexpr int ENTRIES = C::WARP_ROWS + (C::PARTS > 1 ? 8 : 0);  // of a state: two parts meet all banks
-  static constexpr bool STAGED = C::LANES == 1 && C::WARP_ROWS == 32 && sizeof(T) == 2;
-  static constexpr int STAGES = STAGED ? C::WARPS : 0;
   static int padded(int states) { return (states + C::PARTS - 1) / C::PARTS * C::PARTS; }
-  static size_t bytes(int states) {
-    return sizeof(A) * 2 * M::KIND + STAGES * sizeof(RowStage) + sizeof(A) * C::WARPS * 2 * ENTRIES * padded(states);
-  }
+  static size_t bytes(int states) { return sizeof(A) * (2 * M::KIND + C::WARPS * 2 * ENTRIES * padded(states)); }
 };
 
 // WALK: states only (see selective_scan.h); else outputs are written. WIDE: see load_row.
@@ -45,11 +34,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   const int part = lane % PARTS, slot = lane / PARTS % LANES, group = lane / (PARTS * LANES);
   const int padded = (d.states + PARTS - 1) / PARTS * PARTS;
   A* matrices = reinterpret_cast<A*>(shared);
-  auto* stages = reinterpret_cast<RowStage*>(matrices + 2 * M::KIND);
-  auto* entries = reinterpret_cast<StateEntry<A>*>(stages + Shared::STAGES) + warp * ENTRIES * padded;
-  constexpr bool STAGED = Shared::STAGED && WIDE;
-  constexpr int GROUP = 2 * S;
-  RowStage& stage = stages[STAGED ? warp : 0];
+  auto* entries = reinterpret_cast<StateEntry<A>*>(matrices + 2 * M::KIND) + warp * ENTRIES * padded;
   // Threads that share rows take them in different orders, each the one that it reads and writes first.
   auto row_of = [&](int j) { return group * ROWS + (j ^ part); };
 
@@ -94,7 +79,6 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     return row_of(j) < count ? static_cast<int>(min(end - tile, int64_t{C::TILE})) - slot * S : 0;
   };
   A step_sum[OWN] = {};
-  const bool pairs = PARTS == 2 && all_rows % 2 == 0 && first_row % 2 == 0 && count % 2 == 0;
   bool row_there[ROWS];
 #pragma unroll
   for (int j = 0; j < ROWS; ++j) row_there[j] = row_of(j) < count;
@@ -111,54 +95,15 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       }
     }
   };
-  // The rows of two chunks, by four lanes a row: this lane's first vector, and the rows after that.
-  const int stage_row = lane / 4, stage_vector = lane % 4;
-  int64_t stage_at = (first_row + stage_row) * d.length + stage_vector * ITEMS + begin;
-  const int64_t stage_rows = 8 * d.length;
-  auto each_vector = [&](int64_t first, auto body) {
-    const bool in_time = first + stage_vector * ITEMS < end;
-    int64_t at = first - begin + stage_at;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      body(8 * i, at, in_time && stage_row + 8 * i < count);
-      at += stage_rows;
-    }
-  };
-  auto fetch_stage = [&](int64_t first, int which) {
-    each_vector(first, [&](int r, int64_t at, bool there) {
-      copy_async<16>(&stage.u[which][stage_row + r][stage_vector], d.u + at, there);
-      copy_async<16>(&stage.delta[which][stage_row + r][stage_vector], d.delta + at, there);
-      if (!WALK && d.z) copy_async<16>(&stage.gate[which][stage_row + r][stage_vector], d.z + at, there);
-    });
-    commit_copies();
-  };
-  if constexpr (STAGED) {
-    if (begin < end) fetch_stage(begin, 0);
-  }
-
   unsigned turn = 0;  // the number of the tile, of which the last bits are wanted
   for (int64_t tile = begin; tile < end; tile += C::TILE, ++turn) {
-    const int in_group = turn % 2, which = turn / 2 % 2;
-    if constexpr (STAGED) {
-      if (in_group == 0) {
-        wait_for_copies<0>();
-        __syncwarp();
-        if (tile + GROUP < end) fetch_stage(tile + GROUP, which ^ 1);
-      }
+    fetch(tile);
+    if (tile + C::TILE < end) {
 #pragma unroll
-      for (int v = 0; v < VECTORS; ++v) {
-        u[0][v] = load_words<16>(&stage.u[which][row_of(0)][in_group * VECTORS + v]);
-        delta[0][v] = load_words<16>(&stage.delta[which][row_of(0)][in_group * VECTORS + v]);
-      }
-    } else {
-      fetch(tile);
-      if (tile + C::TILE < end) {
-#pragma unroll
-        for (int j = 0; j < OWN; ++j) {
-          if (left_of(tile + C::TILE, j) <= 0) continue;
-          prefetch_row(d.u + offset[j] + tile + C::TILE);
-          prefetch_row(d.delta + offset[j] + tile + C::TILE);
-        }
+      for (int j = 0; j < OWN; ++j) {
+        if (left_of(tile + C::TILE, j) <= 0) continue;
+        prefetch_row(d.u + offset[j] + tile + C::TILE);
+        prefetch_row(d.delta + offset[j] + tile + C::TILE);
       }
     }
     A step[ROWS][S], input[ROWS][S], y[ROWS][S];
@@ -207,7 +152,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         }
       }
     };
-    if (!STAGED && !WALK && d.z) {
+    if (!WALK && d.z) {
 #pragma unroll
       for (int j = 0; j < OWN; ++j) {
         if (left_of(tile, j) > 0) prefetch_row(d.z + offset[j] + tile);
@@ -262,7 +207,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         load_values(from, wide_b);
         if (!WALK) load_values(from + M::KIND, wide_c);
       }
-      auto walk_state = [&]<bool MORE, bool PAIRED>(int n) {
+      auto walk_state = [&]<bool MORE>(int n) {
         A state[ROWS], decay[ROWS], own_decay[ROWS], add[ROWS][S];
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) {
@@ -297,7 +242,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
           bool there[ROWS];
 #pragma unroll
           for (int j = 0; j < ROWS; ++j) there[j] = row_there[j] && mark && first + n < d.states;
-          keep_states<PAIRED>(mark, state, part, there);
+          keep_states<false>(mark, state, part, there);
         }
         if constexpr (LANES == 1 || !WALK) {
 #pragma unroll
@@ -306,7 +251,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
               bool there[ROWS];
 #pragma unroll
               for (int j = 0; j < ROWS; ++j) there[j] = row_there[j] && halves && first + n < d.states;
-              keep_states<PAIRED>(half_mark, state, part, there);
+              keep_states<false>(half_mark, state, part, there);
             }
             A now_b[4], now_c[4];
             if constexpr (LANES == 1) {
@@ -352,17 +297,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if (WALK) mark += mark ? PARTS * all_rows : 0;
         if (WALK && LANES == 1) half_mark += PARTS * all_rows;
       };
-      auto walk_states = [&]<bool PAIRED>() {
-        int n = part;
+      int n = part;
 #pragma unroll 1
-        for (; n + PARTS < states; n += PARTS) walk_state.template operator()<true, PAIRED>(n);
-        walk_state.template operator()<false, PAIRED>(n);
-      };
-      if (WALK && LANES == 1 && PARTS == 2 && pairs) {
-        walk_states.template operator()<true>();
-      } else {
-        walk_states.template operator()<false>();
-      }
+      for (; n + PARTS < states; n += PARTS) walk_state.template operator()<true>(n);
+      walk_state.template operator()<false>(n);
     }
     __syncwarp();  // the states are there for the first lane
 
@@ -374,14 +312,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
           for (int i = 0; i < S; ++i) y[0][i] += __shfl_xor_sync(WHOLE_WARP, y[j][i], j);
         }
       }
-      if constexpr (STAGED) {
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v) {
-          if (d.z) gate[0][v] = load_words<16>(&stage.gate[which][row_of(0)][in_group * VECTORS + v]);
-        }
-      } else if (d.z) {
-        fetch_gate();
-      }
+      if (d.z) fetch_gate();
 #pragma unroll
       for (int j = 0; j < OWN; ++j) {
         const int left = left_of(tile, j);
@@ -396,18 +327,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) value[i] *= silu<FAST>(gated[i]);
           }
-          if constexpr (STAGED) {
-            store_words(&stage.y[row_of(0)][in_group * VECTORS + v], pack<T, VECTOR_BYTES>(value));
-          } else {
-            store_row<WIDE>(y_out + offset[j] + tile + v * ITEMS, left - v * ITEMS, value);
-          }
+          store_row<WIDE>(y_out + offset[j] + tile + v * ITEMS, left - v * ITEMS, value);
         }
-      }
-      if (STAGED && (in_group == 1 || tile + S >= end)) {
-        __syncwarp();
-        each_vector(tile - in_group * S, [&](int r, int64_t at, bool there) {
-          store_vector_if(there, y_out + at, load_words<16>(&stage.y[stage_row + r][stage_vector]));
-        });
       }
     }
   }

@@ -30,12 +30,20 @@ struct alignas(8) SerialEntry {
   A slope;  // the gradient of the decay, so far
 };
 
-// What a warp reads of a tile: it arrives while the tile behind it is walked.
+// What a warp reads of a tile arrives while the tile behind it is walked. Rows of 16-bit types are brought for two
+// tiles at once, by two lanes a row, and so have a third place.
+template <typename T, typename C>
+struct alignas(16) SerialRows {
+  static constexpr int VECTORS = C::STEPS / VECTOR_WIDTH<T>;
+  static constexpr bool BY_TWO = VECTORS == 1;
+  static constexpr int PLACES = BY_TWO ? 3 : 2;
+  RowWords u[VECTORS][32], delta[VECTORS][32], up[VECTORS][32], gate[VECTORS][32];
+};
+
 template <typename T, typename C>
 struct alignas(16) SerialTile {
-  static constexpr int VECTORS = C::STEPS / VECTOR_WIDTH<T>;
-  RowWords u[VECTORS][32], delta[VECTORS][32], up[VECTORS][32], gate[VECTORS][32];
-  DeviceAccumulate<T> states[C::MOST][32];
+  SerialRows<T, C> rows[SerialRows<T, C>::PLACES];
+  DeviceAccumulate<T> states[2][C::MOST][32];
 };
 
 template <typename T, typename C>
@@ -46,7 +54,7 @@ struct SerialShared {
   static constexpr int WARP_SHARES = C::BATCH / 2 * 4 * PLACES * 4;
   static __host__ __device__ int padded(int states) { return (states + C::BATCH - 1) / C::BATCH * C::BATCH; }
   static size_t bytes(int states) {
-    return sizeof(A) * (2 * M::KIND + 2 * C::WARPS * WARP_SHARES) + C::WARPS * 2 * sizeof(SerialTile<T, C>) +
+    return sizeof(A) * (2 * M::KIND + 2 * C::WARPS * WARP_SHARES) + C::WARPS * sizeof(SerialTile<T, C>) +
            (sizeof(SerialEntry<A>) + sizeof(A)) * padded(states) * C::CHANNELS;
   }
 };
@@ -64,8 +72,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   const int padded = Shared::padded(d.states);
   A* matrices = reinterpret_cast<A*>(shared);
   A* shares = matrices + 2 * M::KIND;
-  auto* tiles = reinterpret_cast<SerialTile<T, C>*>(shares + 2 * C::WARPS * Shared::WARP_SHARES) + 2 * warp;
-  auto* all_entries = reinterpret_cast<SerialEntry<A>*>(tiles + 2 * (C::WARPS - warp));
+  auto* tiles = reinterpret_cast<SerialTile<T, C>*>(shares + 2 * C::WARPS * Shared::WARP_SHARES);
+  SerialTile<T, C>& held = tiles[warp];
+  auto* all_entries = reinterpret_cast<SerialEntry<A>*>(tiles + C::WARPS);
   SerialEntry<A>* entries = all_entries + warp * 32 * padded;  // [state][row]
   A* decays = reinterpret_cast<A*>(all_entries + C::CHANNELS * padded) + warp * 32 * padded;
   // Each of the two takes the row first that it reads and writes.
@@ -132,51 +141,73 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   // Where the next tile that is fetched is: kept, as finding it takes longer than to go a tile back.
   const int64_t last = (d.length - 1) / S * S;
   int64_t fetch_at = own_at + last;
+  const int64_t by_two_at = (first_row + lane / 2) * d.length + lane % 2 * S;
   const int mark_row = four_rows ? lane % 8 * 4 : lane, mark_state = four_rows ? lane / 8 : 0;
   const A* fetch_marks = g.states + (last / S * d.states + mark_state) * all_rows + first_row + mark_row;
   const bool mark_there = mark_row < count;
-  auto fetch = [&](int64_t tile, SerialTile<T, C>& to) {
-    const int left = there ? static_cast<int>(min(d.length - tile, int64_t{S})) : 0;
-    if constexpr (WIDE) {
+  using Rows = SerialRows<T, C>;
+  auto place_after = [](int row_place) { return row_place + 1 < Rows::PLACES ? row_place + 1 : 0; };
+  auto fetch_rows = [&](int64_t tile, int row_place) {
+    if constexpr (WIDE && Rows::BY_TWO) {
+      // The tile and the one before it, of which it is the second half, or the first of them alone.
+      const int64_t first = tile / (2 * S) * (2 * S);
+      const bool both = tile != first;
+      if (!both && tile != last) return;  // it came with the one behind it
+      const bool second = lane % 2;
+      Rows& to = held.rows[both && !second ? place_after(row_place) : row_place];
+      if (second && !both) return;
 #pragma unroll
-      for (int v = 0; v < VECTORS; ++v) {
-        const int64_t at = fetch_at + v * ITEMS;
-        const bool real = left > v * ITEMS;
-        copy_async<16>(&to.u[v][lane], d.u + at, real);
-        copy_async<16>(&to.delta[v][lane], d.delta + at, real);
-        copy_async<16>(&to.up[v][lane], g.up + at, real);
-        if (d.z) copy_async<16>(&to.gate[v][lane], d.z + at, real);
+      for (int r = lane / 2; r < 32; r += 16) {
+        const int64_t at = by_two_at + first + (r - lane / 2) * d.length;
+        const bool real = r < count;
+        copy_async<16>(&to.u[0][r], d.u + at, real);
+        copy_async<16>(&to.delta[0][r], d.delta + at, real);
+        copy_async<16>(&to.up[0][r], g.up + at, real);
+        if (d.z) copy_async<16>(&to.gate[0][r], d.z + at, real);
       }
     } else {
+      const int left = there ? static_cast<int>(min(d.length - tile, int64_t{S})) : 0;
+      Rows& to = held.rows[row_place];
 #pragma unroll
       for (int v = 0; v < VECTORS; ++v) {
         const int64_t at = fetch_at + v * ITEMS;
-        load_row<false>(d.u + at, left - v * ITEMS, to.u[v][lane]);
-        load_row<false>(d.delta + at, left - v * ITEMS, to.delta[v][lane]);
-        load_row<false>(g.up + at, left - v * ITEMS, to.up[v][lane]);
-        if (d.z) load_row<false>(d.z + at, left - v * ITEMS, to.gate[v][lane]);
+        const int left_v = left - v * ITEMS;
+        if constexpr (WIDE) {
+          copy_async<16>(&to.u[v][lane], d.u + at, left_v > 0);
+          copy_async<16>(&to.delta[v][lane], d.delta + at, left_v > 0);
+          copy_async<16>(&to.up[v][lane], g.up + at, left_v > 0);
+          if (d.z) copy_async<16>(&to.gate[v][lane], d.z + at, left_v > 0);
+        } else {
+          load_row<false>(d.u + at, left_v, to.u[v][lane]);
+          load_row<false>(d.delta + at, left_v, to.delta[v][lane]);
+          load_row<false>(g.up + at, left_v, to.up[v][lane]);
+          if (d.z) load_row<false>(d.z + at, left_v, to.gate[v][lane]);
+        }
       }
+      fetch_at -= S;
     }
-    fetch_at -= S;
+  };
+  auto fetch = [&](int64_t tile, int row_place, A(&states)[C::MOST][32]) {
+    fetch_rows(tile, row_place);
     const A* mark = fetch_marks;
     if (four_rows) {
 #pragma unroll
       for (int n = 0; n < C::MOST; n += 4) {
-        copy_async<16>(&to.states[n + mark_state][mark_row], mark, mark_there && n + mark_state < d.states);
+        copy_async<16>(&states[n + mark_state][mark_row], mark, mark_there && n + mark_state < d.states);
         mark += 4 * all_rows;
       }
     } else {
 #pragma unroll 1
       for (int n = 0; n < C::MOST; ++n) {
-        copy_async<4>(&to.states[n][mark_row], mark, mark_there && n < d.states);
+        copy_async<4>(&states[n][mark_row], mark, mark_there && n < d.states);
         mark += all_rows;
       }
     }
     fetch_marks -= d.states * all_rows;
     commit_copies();
   };
-  fetch(last, tiles[0]);
-  int buffer = 0;
+  fetch(last, 0, held.states[0]);
+  int buffer = 0, row_place = 0;
   int shared_by = 0;     // of two buffers of shares, the one that is written
   int added_first = -1;  // the first state of the batch that is to be added up, and its tile
   int64_t added_tile = 0;
@@ -185,20 +216,22 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
     const int steps = static_cast<int>(min(d.length - tile, int64_t{S}));
     const int left = there ? steps : 0;
     const int64_t at = own_at + tile;
-    const SerialTile<T, C>& held = tiles[buffer];
+    const Rows& row = held.rows[row_place];
+    const A* mark = &held.states[buffer][part][0];
     buffer ^= 1;
+    row_place = place_after(row_place);
     wait_for_copies<0>();
     __syncwarp();
-    if (tile > 0) fetch(tile - S, tiles[buffer]);
+    if (tile > 0) fetch(tile - S, row_place, held.states[buffer]);
     A step[ROWS][S], input[ROWS][S], dy[ROWS][S];
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-      unpack<T>(load_words<16>(&held.u[v][lane]), input[0] + v * ITEMS);
-      unpack<T>(load_words<16>(&held.delta[v][lane]), step[0] + v * ITEMS);
-      unpack<T>(load_words<16>(&held.up[v][lane]), dy[0] + v * ITEMS);
+      unpack<T>(load_words<16>(&row.u[v][lane]), input[0] + v * ITEMS);
+      unpack<T>(load_words<16>(&row.delta[v][lane]), step[0] + v * ITEMS);
+      unpack<T>(load_words<16>(&row.up[v][lane]), dy[0] + v * ITEMS);
       if (d.z) {
         A gated[ITEMS];
-        unpack<T>(load_words<16>(&held.gate[v][lane]), gated);
+        unpack<T>(load_words<16>(&row.gate[v][lane]), gated);
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) dy[0][v * ITEMS + i] *= silu<FAST>(gated[i]);
       }
@@ -233,70 +266,82 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
     const A* from = matrices + M::place(in_span) + part * M::ROW;
     SerialEntry<A>* entry = entries + part * 32;
     const A* decay_of = decays + part * 32;
-    // The decays of a state and the state itself are fetched while the state before it is walked.
-    A factor[ROWS][S], before[ROWS], next[ROWS];
-    const A* mark = &held.states[part][0];
+    // While a state is walked back, the next one is walked forward: its steps take the registers that those of the
+    // first leave. What is so made behind the last state is not used.
+    A factor[2][ROWS][S], state[2][ROWS][S], start[2][ROWS], wide_b[2][S], decay[ROWS], next[ROWS];
+    load_values(from, wide_b[0]);
 #pragma unroll
     for (int j = 0; j < ROWS; ++j) {
-      next[j] = decay_of[row_of(j)];
-      before[j] = mark[row_of(j)];
+      decay[j] = decay_of[row_of(j)];
+      next[j] = padded > 2 ? decay_of[64 + row_of(j)] : A(0);
+      start[0][j] = mark[row_of(j)];
+    }
 #pragma unroll
-      for (int i = 0; i < S; ++i) factor[j][i] = exp2_fast(step[j][i] * next[j]);
+    for (int i = 0; i < S; ++i) {
+#pragma unroll
+      for (int j = 0; j < ROWS; ++j) {
+        factor[0][j][i] = exp2_fast(step[j][i] * decay[j]);
+        state[0][j][i] = fma(factor[0][j][i], i ? state[0][j][i ? i - 1 : 0] : start[0][j], input[j][i] * wide_b[0][i]);
+      }
     }
 #pragma unroll 1
     for (int first = 0; first < padded; first += BATCH) {
       A sum[PAIRS][4];
 #pragma unroll
       for (int pair = 0; pair < PAIRS; ++pair) {
-        const int n = first + 2 * pair + part;
+        const int n = first + 2 * pair + part, now = pair % 2, then = now ^ 1;
         SerialEntry<A> own[ROWS];
-        A own_decay[ROWS], start[ROWS], state[ROWS][S], carry[ROWS], slope[ROWS] = {}, wide_b[S];
+        A own_decay[ROWS], next_decay[ROWS], carry[ROWS], slope[ROWS] = {};
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) {
-          own_decay[j] = next[j];
+          own_decay[j] = decay[j];
+          next_decay[j] = next[j];
+          decay[j] = next[j];
           own[j] = entry[row_of(j)];
-          start[j] = before[j];
           carry[j] = own[j].carry;
-          if (n + 2 < padded) {
-            next[j] = decay_of[64 + row_of(j)];
-            before[j] = mark[64 + row_of(j)];
-          }
+          if (n + 2 < padded) start[then][j] = mark[64 + row_of(j)];
+          if (n + 4 < padded) next[j] = decay_of[128 + row_of(j)];
         }
         mark += 64;
-        load_values(from, wide_b);
 #pragma unroll
-        for (int i = 0; i < S; ++i) {
-#pragma unroll
-          for (int j = 0; j < ROWS; ++j) {
-            state[j][i] = fma(factor[j][i], i ? state[j][i ? i - 1 : 0] : start[j], input[j][i] * wide_b[i]);
-          }
-        }
-        add_pair(pair, shared_by ^ 1, sum[pair]);
+        for (int j = 0; j < ROWS; ++j) factor[then][j][0] = exp2_fast(step[j][0] * next_decay[j]);
         A* share = shares + shared_by * BUFFER + warp * Shared::WARP_SHARES +
                    (pair * 4 * Shared::PLACES + part * 20 + group) * 4;
+        A wide_c[4], to_b[4], to_c[4];
 #pragma unroll
-        for (int half = 1; half >= 0; --half) {
-          A wide_c[4], to_b[4], to_c[4];
-          load_values(from + M::KIND + half * 4, wide_c);
+        for (int back = 0; back < S; ++back) {
+          const int i = S - 1 - back, half = i / 4, k = i % 4;
+          if (k == 3) {
+            load_values(from + M::KIND + half * 4, wide_c);
+            A next_b[4];
+            load_values(from + 2 * M::ROW + back, next_b);
 #pragma unroll
-          for (int k = 3; k >= 0; --k) {
-            const int i = half * 4 + k;
-#pragma unroll
-            for (int j = 0; j < ROWS; ++j) {
-              const A total = fma(dy[j][i], wide_c[k], carry[j]);
-              y[j][i] = fma(state[j][i], wide_c[k], y[j][i]);
-              to_c[k] = j ? fma(dy[j][i], state[j][i], to_c[k]) : dy[j][i] * state[j][i];
-              to_b[k] = j ? fma(total, input[j][i], to_b[k]) : total * input[j][i];
-              to_input[j][i] = fma(total, wide_b[i], to_input[j][i]);
-              carry[j] = factor[j][i] * total;
-              factor[j][i] = exp2_fast(step[j][i] * next[j]);
-              const A to_exponent = carry[j] * (i ? state[j][i ? i - 1 : 0] : start[j]);
-              to_step[j][i] = fma(to_exponent, own_decay[j], to_step[j][i]);
-              slope[j] = fma(to_exponent, step[j][i], slope[j]);
-            }
+            for (int q = 0; q < 4; ++q) wide_b[then][back + q] = next_b[q];
           }
-          store_values(share + half * Shared::PLACES * 4, to_b);
-          store_values(share + (2 + half) * Shared::PLACES * 4, to_c);
+          if (back == 1) add_pair(pair, shared_by ^ 1, sum[pair]);
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+            const A total = fma(dy[j][i], wide_c[k], carry[j]);
+            y[j][i] = fma(state[now][j][i], wide_c[k], y[j][i]);
+            to_c[k] = j ? fma(dy[j][i], state[now][j][i], to_c[k]) : dy[j][i] * state[now][j][i];
+            to_b[k] = j ? fma(total, input[j][i], to_b[k]) : total * input[j][i];
+            to_input[j][i] = fma(total, wide_b[now][i], to_input[j][i]);
+            carry[j] = factor[now][j][i] * total;
+            const A to_exponent = carry[j] * (i ? state[now][j][i ? i - 1 : 0] : start[now][j]);
+            to_step[j][i] = fma(to_exponent, own_decay[j], to_step[j][i]);
+            slope[j] = fma(to_exponent, step[j][i], slope[j]);
+          }
+#pragma unroll
+          for (int j = 0; j < ROWS; ++j) {
+            if (back + 1 < S) factor[then][j][(back + 1) % S] = exp2_fast(step[j][(back + 1) % S] * next_decay[j]);
+            state[then][j][back] =
+                fma(factor[then][j][back], back ? state[then][j][back ? back - 1 : 0] : start[then][j],
+                    input[j][back] * wide_b[then][back]);
+          }
+          if (k == 0) {
+            store_values(share + half * Shared::PLACES * 4, to_b);
+            store_values(share + (2 + half) * Shared::PLACES * 4, to_c);
+          }
         }
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) {
@@ -331,9 +376,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
           out[i] = y[0][v * ITEMS + i];
         }
         RowWords gate = {};
-        if (d.z) gate = load_words<16>(&held.gate[v][lane]);
-        finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, load_words<16>(&held.u[v][lane]),
-                                    load_words<16>(&held.delta[v][lane]), load_words<16>(&held.up[v][lane]), gate, bias,
+        if (d.z) gate = load_words<16>(&row.gate[v][lane]);
+        finish_steps<T, FAST, WIDE>(d, g, at + v * ITEMS, left_v, load_words<16>(&row.u[v][lane]),
+                                    load_words<16>(&row.delta[v][lane]), load_words<16>(&row.up[v][lane]), gate, bias,
                                     skip, step[0] + v * ITEMS, to_in, to_size, out, skip_sum, bias_sum);
       }
     }

@@ -329,3 +329,21 @@ def test_the_full_logits_are_never_there(device: torch.device) -> None:
 
 def test_random_calls_are_as_exact_as_the_reference(device: torch.device) -> None:
     assert not run(100, device, seed=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
+def test_gradients_of_many_rows_on_a_cpu_have_the_bits_of_few(dtype: torch.dtype) -> None:
+    """Over 32 MiB the kernel asks for the gradient's pages as it comes to them."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1700, 10007, generator=generator).to(dtype)
+    target = torch.randint(0, 10007, (1700,), generator=generator)
+
+    def gradient(first: int, last: int, scale: float) -> torch.Tensor:
+        part = logits[first:last].detach().requires_grad_()
+        loss = opgraft.cross_entropy(part, target[first:last], reduction="sum")
+        return torch.autograd.grad(loss, part, torch.full_like(loss, scale))[0]
+
+    for scale in (1.0, 3.0):
+        whole = gradient(0, 1700, scale)
+        for first, last in ((0, 4), (848, 853), (1697, 1700)):
+            assert torch.equal(whole[first:last], gradient(first, last, scale))

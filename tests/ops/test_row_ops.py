@@ -135,6 +135,33 @@ def test_a_row_has_the_same_bits_in_every_batch(length: int, device: torch.devic
         assert torch.equal(alone[1][0], codes[1][row])
 
 
+@pytest.mark.gpu
+@every_16_and_32_bit_type
+@pytest.mark.parametrize("length", [64, 300, 512, 1000, 4096, 9000, 40000])
+def test_rows_of_more_than_l2_holds_have_the_bits_of_few(length: int, dtype: torch.dtype) -> None:
+    """Inputs over L2's size are read with a mark, fewer rows of them are not."""
+    device = torch.device("cuda")
+    rows = 2 * torch.cuda.get_device_properties(device).L2_cache_size // (length * dtype.itemsize) + 3
+    generator = torch.Generator(device).manual_seed(0)
+    x, other, grad = (torch.randn(rows, length, generator=generator, device=device).to(dtype) for _ in range(3))
+    for weight in (None, _normal(length, seed=1).to(device), _normal(length, seed=2, dtype=dtype).to(device)):
+
+        def results(first: int, last: int, weight: torch.Tensor | None = weight) -> list[torch.Tensor]:
+            own, more, up = x[first:last], other[first:last], grad[first:last]
+            return [
+                opgraft.rms_norm(own, weight, 1e-6, 1.0),
+                *opgraft.add_rms_norm(own, more, weight, cast_before_weight=True),
+                *opgraft.add_rms_norm_fp8(own, more, weight, block=128),
+                torch.ops.opgraft.rms_norm_backward(up, own, weight, 1e-6, 0.0)[0],
+                torch.ops.opgraft.add_rms_norm_backward(up, more, own, weight, 1e-6, 0.0)[0],
+            ]
+
+        whole = results(0, rows)
+        for first, last in ((0, 9), (rows // 2, rows // 2 + 9), (rows - 9, rows)):
+            for index, (all_rows, few) in enumerate(zip(whole, results(first, last), strict=True)):
+                assert torch.equal(all_rows[first:last].view(torch.uint8), few.view(torch.uint8)), index
+
+
 @every_16_and_32_bit_type
 def test_rounding_at_the_end_is_that_of_torch(dtype: torch.dtype, device: torch.device) -> None:
     x, weight = _normal(64, 512, dtype=dtype).to(device), _normal(512, seed=1, dtype=dtype).to(device)
