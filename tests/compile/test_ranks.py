@@ -37,8 +37,6 @@ else:
         print(json.dumps([decision.choice, 0]))
     else:
         print(json.dumps(["", 0]))
-dist.barrier()
-dist.destroy_process_group()
 """
 
 
