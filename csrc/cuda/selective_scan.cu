@@ -6,9 +6,8 @@
 // exponential unit. What a state is between chunks stands in shared memory.
 //
 // Many channels: a thread walks two channels' chunks (vectors of B and C serve both), and shares their states with its
-// neighbour; of 16-bit types (selective_scan_serial.cuh) two states at a time, so that a warp that is alone with a
-// scheduler finds work, and what the next chunk reads is asked for before this one ends. Fewer: the lanes of a warp
-// have consecutive chunks. A lane walks its chunk from zero, a scan over the lanes gives the state that each begins
+// neighbour; rows of 16-bit types come and go as boxes (selective_scan_boxes.cuh). Fewer: the lanes of a warp have
+// consecutive chunks. A lane walks its chunk from zero, a scan over the lanes gives the state that each begins
 // with (the decay of a chunk is one exponential, of A times the sum of its step sizes), and it walks once more, with
 // the decays it has. Still fewer: time is cut into segments; a first launch keeps the state that each ends with from
 // zero and the sum of its step sizes, the second folds those of the segments before its own, in order.
@@ -22,19 +21,11 @@
 
 #include "cuda/selective_scan.h"
 #include "cuda/selective_scan_forward.cuh"
-#include "cuda/selective_scan_serial.cuh"
 #include "ops.h"
 #include "support/selective_call.h"
 
 namespace opgraft::cuda {
 namespace {
-
-using ManyChannels = ChunkCut<1, 2, 2, 4, 2>;
-
-template <typename C>
-int64_t blocks_of(const SelectiveShape& shape) {
-  return shape.batch * shape.groups * ((shape.per_group() + C::CHANNELS - 1) / C::CHANNELS);
-}
 
 // Channels and states go to threads before time does: a scan over lanes costs one operation a step and state more, and
 // the scan itself. What is left of the machine, lanes along time fill, where there are as many steps.
@@ -66,13 +57,8 @@ void launch_scan(const Launch& context, const SelectiveShape& shape, const ScanD
     Launch::check();
   };
   const size_t bytes = ChunkShared<T, C>::bytes(d.states);
-  if (!wide) {
-    launch(scan_chunks<T, C, WALK, false>, bytes, plan, walk, y, final_state);
-  } else if constexpr (std::is_same_v<C, ManyChannels> && sizeof(T) == 2) {
-    launch(scan_serial<T, C, WALK>, SerialWalk<C>::bytes(d.states), walk, y, final_state);
-  } else {
-    launch(scan_chunks<T, C, WALK, true>, bytes, plan, walk, y, final_state);
-  }
+  wide ? launch(scan_chunks<T, C, WALK, true>, bytes, plan, walk, y, final_state)
+       : launch(scan_chunks<T, C, WALK, false>, bytes, plan, walk, y, final_state);
 }
 
 }  // namespace
@@ -152,13 +138,16 @@ std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, 
     using T = typename DeviceType<typename decltype(tag)::type>::type;
     const ScanData<T> d = scan_data<T>(shape, call.in.arguments());
     Launch context(u);
+    auto* to_y = static_cast<T*>(y.mutable_data_ptr());
+    auto* to_state = static_cast<DeviceAccumulate<T>*>(final_state.mutable_data_ptr());
+    if constexpr (sizeof(T) == 2) {
+      if (scan_by_boxes(context, shape, d, to_y, to_state)) return;
+    }
     SegmentPlan plan = plan_scan<T>(shape, context.multiprocessors());
     const Tensor space = segment_space(u, plan, shape);
     if (plan.count > 1) walk_segments<T>(context, shape, d, plan, StateWalk<T>::from_nothing());
     dispatch_cut<T>(shape, context.multiprocessors(), [&](auto cut) {
-      launch_scan<T, decltype(cut), false>(context, shape, d, plan, StateWalk<T>{},
-                                           static_cast<T*>(y.mutable_data_ptr()),
-                                           static_cast<DeviceAccumulate<T>*>(final_state.mutable_data_ptr()));
+      launch_scan<T, decltype(cut), false>(context, shape, d, plan, StateWalk<T>{}, to_y, to_state);
     });
   });
   return {y, final_state};

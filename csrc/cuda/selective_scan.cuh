@@ -23,7 +23,7 @@ struct ScanData {
   MatrixAccess access;
   bool use_softplus;
 
-  __device__ __forceinline__ int64_t per_group() const { return channels / groups; }
+  __host__ __device__ __forceinline__ int64_t per_group() const { return channels / groups; }
 };
 
 // A row of channels that share B and C, in one segment of time: what one block works on.
@@ -36,9 +36,8 @@ struct BlockPlace {
 };
 
 template <typename T>
-__device__ __forceinline__ BlockPlace block_place(const ScanData<T>& d, int64_t per_block) {
+__device__ __forceinline__ BlockPlace block_place(const ScanData<T>& d, int64_t per_block, int64_t index) {
   const int64_t blocks = (d.per_group() + per_block - 1) / per_block;
-  int64_t index = blockIdx.x;
   BlockPlace place;
   const int64_t block = index % blocks;
   index /= blocks;
@@ -49,6 +48,11 @@ __device__ __forceinline__ BlockPlace block_place(const ScanData<T>& d, int64_t 
   place.channel = place.group * d.per_group() + block * per_block;
   place.count = static_cast<int>(min(per_block, d.per_group() - block * per_block));
   return place;
+}
+
+template <typename T>
+__device__ __forceinline__ BlockPlace block_place(const ScanData<T>& d, int64_t per_block) {
+  return block_place(d, per_block, blockIdx.x);
 }
 
 // threadIdx.x, read once: the compiler would read it again and again, and wait for it, to save a register.

@@ -1,7 +1,9 @@
 // Between the forward and the backward launches of selective_scan.
 #pragma once
 
-#include "cuda/selective_scan.cuh"
+#include <initializer_list>
+
+#include "cuda/selective_scan_chunks.cuh"
 
 namespace opgraft::cuda {
 
@@ -35,6 +37,13 @@ struct StateWalk {
   static StateWalk from_nothing() { return {true, nullptr, 0}; }
 };
 
+// Blocks of CHANNELS channels that share B and C.
+template <typename C>
+int64_t blocks_of(const SelectiveShape& shape, int rounds = 1) {
+  const int64_t channels = int64_t{C::CHANNELS} * rounds;
+  return shape.batch * shape.groups * ((shape.per_group() + channels - 1) / channels);
+}
+
 // Whether kernels that walk time serially, two blocks a multiprocessor, take less time than those with lanes along
 // time, whose time grows with the rows. In units of a launch that fills the device with two blocks each: `alone`, with
 // one each; `lanes`, the other kernels with as many rows.
@@ -43,6 +52,25 @@ inline bool serial_wins(int64_t blocks, int sms, double alone, double lanes) {
   const double last = rest == 0 ? 0 : rest <= sms ? alone : 1;
   return static_cast<double>(full) + last <= lanes * static_cast<double>(blocks) / (2 * sms);
 }
+
+// How the scan of many channels is cut.
+using ManyChannels = ChunkCut<1, 2, 2, 4, 2>;
+
+// Whether rows of these arguments can be moved as boxes. `others`: rows beside the arguments'.
+template <typename T>
+bool fits_boxes(const ScanData<T>& d, std::initializer_list<const void*> others);
+
+// Whether the kernels that do so were built for this device.
+bool device_has_boxes();
+
+// The forward scan, where such kernels are there and win; false where it is left to others.
+template <typename T>
+bool scan_by_boxes(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, T* y,
+                   DeviceAccumulate<T>* final_state);
+
+// Their walk, which keeps the states before every eighth step, [mark][block][warp][state][row].
+template <typename T>
+void walk_boxes(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, DeviceAccumulate<T>* marks);
 
 // For `blocks` blocks a segment where `places` run at once.
 SegmentPlan plan_segments(const SelectiveShape& shape, int64_t blocks, int64_t places, int64_t tile);
@@ -57,6 +85,15 @@ Tensor segment_space(const Tensor& like, SegmentPlan& plan, const SelectiveShape
 template <typename T>
 void walk_segments(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, const SegmentPlan& plan,
                    const StateWalk<T>& walk);
+
+template <typename T>
+bool fits_boxes(const ScanData<T>& d, std::initializer_list<const void*> others) {
+  bool whole = sizeof(T) == 2 && d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z);
+  for (const void* rows : others) whole = whole && aligned(rows);
+  // With half as many states half of the work would be for nothing. Steps are numbered by int.
+  return whole && d.z && d.use_softplus && d.access != MatrixAccess::SINGLE && d.states <= CHUNK_STATES &&
+         d.states > CHUNK_STATES / 2 && d.length < (int64_t{1} << 31) - 256;
+}
 
 template <typename T>
 MatrixAccess matrix_access(const Tensor& B, const Tensor& C, const SelectiveShape& shape) {

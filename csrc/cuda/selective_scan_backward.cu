@@ -7,11 +7,12 @@
 // of u, delta and y before the gate stays in the thread. What channels add to dB and dC goes through shared memory and
 // is summed over the block; blocks write partial sums that a last launch adds. All sums have a fixed order.
 //
-// Many channels (selective_scan_serial_back.cuh): a thread has 8 steps of two channels and every other state of theirs,
-// tiles are 8 steps, the next state is walked forward while one is walked back, and sums over channels are taken for
-// four states at once, while the next four are walked. Cost a (step, channel, state): 13 operations of the recurrence,
-// 4 around them, 2.5 for sums over channels, and over 16 states about 7 for what is done once a step; 4 bytes * states
-// / 8 a step and channel of kept states, written and read.
+// Many channels (selective_scan_serial_back.cuh; selective_scan_boxes_back.cuh where rows of 16-bit types can be moved
+// as boxes; selective_scan_serial_walk.cuh is what both do with a tile): a thread has 8 steps of two channels and every
+// other state of theirs, tiles are 8 steps, the next state is walked forward while one is walked back, and sums over
+// channels are taken for four states at once, while the next four are walked. Cost a (step, channel, state): 13
+// operations of the recurrence, 4 around them, 2.5 for sums over channels, and over 16 states about 7 for what is done
+// once a step; 4 bytes * states / 8 a step and channel of kept states, written and read.
 //
 // Fewer channels (selective_scan_chunks_back.cuh): lanes have consecutive chunks of 16 steps, and scans over lanes give
 // the states and the gradients at their ends, as in the forward scan. Still fewer: time is cut into segments; a launch
@@ -23,6 +24,7 @@
 #include <bit>
 
 #include "cuda/selective_scan.h"
+#include "cuda/selective_scan_boxes_back.cuh"
 #include "cuda/selective_scan_chunks_back.cuh"
 #include "cuda/selective_scan_serial_back.cuh"
 #include "ops.h"
@@ -90,20 +92,34 @@ void launch_add(const Launch& context, const A* in, T* out, int64_t parts, int64
   Launch::check();
 }
 
+// The serial cut for rows that come as boxes.
+struct BoxCut : SerialCut<4, 2> {
+  static constexpr bool BOXES = true;
+};
+
 // Walking time serially costs least, and fills the machine where there are channels enough.
 template <typename T, typename Body>
-void dispatch_cut(const SelectiveShape& shape, int sms, const Body& body) {
+void dispatch_cut(const SelectiveShape& shape, int sms, bool boxes, const Body& body) {
   using Serial = SerialCut<4, 2>;
-  const int64_t blocks = shape.batch * shape.groups * ((shape.per_group() + Serial::CHANNELS - 1) / Serial::CHANNELS);
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
     body(ChunkBackCut<8, 2, 1>{});
-  } else if (shape.states <= Serial::MOST && serial_wins(blocks, sms, 0.61, 1.62)) {
-    body(Serial{});
-  } else if (shape.length <= 8 * CHUNK_STEPS) {
-    body(ChunkBackCut<8, 4, 2>{});
+    return;
   } else {
-    body(ChunkBackCut<16, 4, 2>{});
+    const int64_t blocks = blocks_of<Serial>(shape);
+    if constexpr (sizeof(T) == 2) {
+      if (boxes && serial_wins(blocks, sms, 0.64, 1.9) && device_has_boxes()) {
+        body(BoxCut{});
+        return;
+      }
+    }
+    if (shape.states <= Serial::MOST && serial_wins(blocks, sms, 0.61, 1.62)) {
+      body(Serial{});
+    } else if (shape.length <= 8 * CHUNK_STEPS) {
+      body(ChunkBackCut<8, 4, 2>{});
+    } else {
+      body(ChunkBackCut<16, 4, 2>{});
+    }
   }
 }
 
@@ -117,8 +133,7 @@ int plan_rounds(const SelectiveShape& shape, int sms) {
     const int64_t places = int64_t{sms} * C::BLOCKS;
     int64_t least = 0;
     for (int rounds = 1; rounds <= MOST; ++rounds) {
-      const int64_t channels = int64_t{C::CHANNELS} * rounds;
-      const int64_t blocks = shape.batch * shape.groups * ((shape.per_group() + channels - 1) / channels);
+      const int64_t blocks = blocks_of<C>(shape, rounds);
       const int64_t time = (blocks + places - 1) / places * rounds;
       const size_t bytes = ChunkBackShared<DeviceAccumulate<T>, C>::bytes(shape.states, rounds);
       if (rounds > 1 && (time > least || bytes > SHARED)) continue;
@@ -145,7 +160,14 @@ void launch_back(const Launch& context, const ScanData<T>& d, const SegmentPlan&
     Launch::check();
   };
   const bool wide = whole_vectors(d, g);
-  if constexpr (C::SERIAL) {
+  if constexpr (C::BOXES) {
+    auto map = [&](const void* rows) {
+      return box_map(rows, d.batch * d.groups, d.channels / d.groups, d.length, C::WARP_ROWS, C::STEPS,
+                     BoxOrder::PLAIN);
+    };
+    launch(scan_boxes_back<T, C>, sizeof(BoxBackShared<T, C>),
+           GradientBoxes{map(d.u), map(d.delta), map(g.up), map(d.z)}, g);
+  } else if constexpr (C::SERIAL) {
     const size_t bytes = SerialShared<T, C>::bytes(d.states);
     wide ? launch(scan_serial_back<T, C, true>, bytes, g) : launch(scan_serial_back<T, C, false>, bytes, g);
   } else {
@@ -183,19 +205,24 @@ SelectiveGradients selective_scan_backward(const Tensor& grad, const OptionalTen
     Launch context(u);
     const int sms = context.multiprocessors();
 
-    dispatch_cut<T>(shape, sms, [&](auto cut) {
+    const bool boxes =
+        fits_boxes(d, {call.grad.const_data_ptr(), data<T>(call.u), data<T>(call.delta), data<T>(call.z)});
+    dispatch_cut<T>(shape, sms, boxes, [&](auto cut) {
       using Used = decltype(cut);
       // The states before every tile, by the forward walk.
       const int64_t marks = (shape.length + Used::TILE - 1) / Used::TILE;
-      Tensor states = new_contiguous(A, std::vector<int64_t>{shape.batch * shape.channels * marks * shape.states});
-      {
+      const int64_t marked = Used::BOXES ? blocks_of<Used>(shape) * Used::WARPS * MARKED_STATES
+                                         : shape.batch * shape.channels * shape.states;
+      Tensor states = new_contiguous(A, std::vector<int64_t>{marks * marked});
+      if constexpr (Used::BOXES) {
+        walk_boxes<T>(context, shape, d, data<W>(states));
+      } else {
         SegmentPlan forward = Used::SERIAL ? SegmentPlan{1, shape.length} : plan_scan<T>(shape, sms);
         const Tensor space = segment_space(u, forward, shape);
         if (forward.count > 1) walk_segments<T>(context, shape, d, forward, StateWalk<T>::from_nothing());
         walk_segments<T>(context, shape, d, forward, {false, data<W>(states), std::countr_zero(unsigned{Used::TILE})});
       }
-      const int64_t all_blocks =
-          shape.batch * shape.groups * ((shape.per_group() + Used::CHANNELS - 1) / Used::CHANNELS);
+      const int64_t all_blocks = blocks_of<Used>(shape);
       SegmentPlan plan = Used::SERIAL ? SegmentPlan{1, shape.length}
                                       : plan_segments(shape, all_blocks, int64_t{sms} * Used::BLOCKS, Used::TILE);
       const int rounds = plan.count > 1 ? 1 : plan_rounds<T, Used>(shape, sms);

@@ -11,6 +11,7 @@ template <int LANES_, int WARPS_, int BLOCKS_>
 struct ChunkBackCut : ChunkCut<LANES_, 1, 1, WARPS_, BLOCKS_> {
   using Base = ChunkCut<LANES_, 1, 1, WARPS_, BLOCKS_>;
   static constexpr bool SERIAL = false;
+  static constexpr bool BOXES = false;
   static constexpr int VECTORS = 2 * Base::TILE / 4;  // of 4 steps of dB or dC of one state
   static constexpr int ADDERS = Base::THREADS > VECTORS ? Base::THREADS / VECTORS : 1;  // threads that share a vector
   static constexpr int EACH = Base::CHANNELS / ADDERS;                                  // channels that each adds up

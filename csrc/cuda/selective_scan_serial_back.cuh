@@ -2,33 +2,9 @@
 // selective_scan_backward.cu for how it works and what it costs.
 #pragma once
 
-#include "cuda/selective_scan_back.cuh"
-#include "cuda/selective_scan_chunks.cuh"
+#include "cuda/selective_scan_serial_walk.cuh"
 
 namespace opgraft::cuda {
-
-// A thread has STEPS steps of two channels, whose states it shares with its neighbour: one takes the even ones.
-template <int WARPS_, int BLOCKS_>
-struct SerialCut {
-  static constexpr bool SERIAL = true;
-  static constexpr int STEPS = 8;
-  static constexpr int TILE = STEPS;
-  static constexpr int WARPS = WARPS_;
-  static constexpr int BLOCKS = BLOCKS_;  // an SM
-  static constexpr int THREADS = 32 * WARPS;
-  static constexpr int WARP_ROWS = 32;
-  static constexpr int CHANNELS = WARP_ROWS * WARPS;
-  static constexpr int SPAN = 64;  // steps of B and C in shared memory
-  static constexpr int BATCH = 4;  // states whose dB and dC are added up at once, while the next ones are walked
-  static constexpr int MOST = CHUNK_STATES;
-  static_assert(THREADS == 128 && BATCH == 4, "two threads have one sum of a batch");
-};
-
-template <typename A>
-struct alignas(8) SerialEntry {
-  A carry;  // the gradient of the state that leaves the tile
-  A slope;  // the gradient of the decay, so far
-};
 
 // What a warp reads of a tile arrives while the tile behind it is walked. Rows of 16-bit types are brought for two
 // tiles at once, by two lanes a row, and so have a third place.
@@ -50,11 +26,9 @@ template <typename T, typename C>
 struct SerialShared {
   using A = DeviceAccumulate<T>;
   using M = ChunkMatrices<A, C>;
-  static constexpr int PLACES = 36;  // of a vector of every lane: odd lanes from 20, so that writers meet all banks
-  static constexpr int WARP_SHARES = C::BATCH / 2 * 4 * PLACES * 4;
   static __host__ __device__ int padded(int states) { return (states + C::BATCH - 1) / C::BATCH * C::BATCH; }
   static size_t bytes(int states) {
-    return sizeof(A) * (2 * M::KIND + 2 * C::WARPS * WARP_SHARES) + C::WARPS * sizeof(SerialTile<T, C>) +
+    return sizeof(A) * (2 * M::KIND + MatrixSums<A, C>::SHARES) + C::WARPS * sizeof(SerialTile<T, C>) +
            (sizeof(SerialEntry<A>) + sizeof(A)) * padded(states) * C::CHANNELS;
   }
 };
@@ -65,20 +39,19 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   using M = ChunkMatrices<A, C>;
   using Shared = SerialShared<T, C>;
   constexpr bool FAST = sizeof(T) == 2;
-  constexpr int S = C::STEPS, ROWS = 2, BATCH = C::BATCH, PAIRS = BATCH / 2;
+  constexpr int S = C::STEPS, ROWS = 2;
   constexpr int ITEMS = VECTOR_WIDTH<T>, VECTORS = S / ITEMS;
   extern __shared__ __align__(16) unsigned char shared[];
   const int thread = thread_index(), warp = thread / 32, lane = thread % 32, part = lane % 2, group = lane / 2;
   const int padded = Shared::padded(d.states);
   A* matrices = reinterpret_cast<A*>(shared);
   A* shares = matrices + 2 * M::KIND;
-  auto* tiles = reinterpret_cast<SerialTile<T, C>*>(shares + 2 * C::WARPS * Shared::WARP_SHARES);
+  auto* tiles = reinterpret_cast<SerialTile<T, C>*>(shares + MatrixSums<A, C>::SHARES);
   SerialTile<T, C>& held = tiles[warp];
   auto* all_entries = reinterpret_cast<SerialEntry<A>*>(tiles + C::WARPS);
   SerialEntry<A>* entries = all_entries + warp * 32 * padded;  // [state][row]
   A* decays = reinterpret_cast<A*>(all_entries + C::CHANNELS * padded) + warp * 32 * padded;
-  // Each of the two takes the row first that it reads and writes.
-  auto row_of = [&](int j) { return 2 * group + (j ^ part); };
+  const RowPair pair{warp, part, group};
 
   const BlockPlace place = block_place(d, C::CHANNELS);
   const int count = place.count - warp * 32;  // rows of this warp that are there
@@ -96,41 +69,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   }
   __syncwarp();
 
-  // This block's parts of dB and dC: [block of channels][B or C][batch][group][state][step].
-  const int64_t kind_stride = d.batch * d.groups * d.states * d.length;
-  A* own_matrices = g.matrices + 2 * (place.channel % d.per_group() / C::CHANNELS) * kind_stride +
-                    (place.batch * d.groups + place.group) * d.states * d.length;
-  // Of a batch a thread adds up one vector of 4 steps of either pair of states, over one group of every warp, and
-  // sixteen neighbours add up the groups: what two threads end with is one step of one state. The pairs stand in an
-  // order of the thread's own, so that the first sum over neighbours needs no choice of what to send. A batch is added
-  // up while the next one is walked.
-  const int adder = thread % 16, vector = thread / 16 % 4, adder_part = thread / 64;
-  const int out_pair = adder / 8;
-  const A* shares_from = shares + (vector * Shared::PLACES + adder_part * 20 + adder) * 4;
-  constexpr int BUFFER = C::WARPS * Shared::WARP_SHARES, PAIR_SHARES = 4 * Shared::PLACES * 4;
-  auto add_pair = [&](int r, int which, A(&sum)[4]) {
-    const A* from = shares_from + which * BUFFER + (r ^ out_pair) * PAIR_SHARES;
-#pragma unroll
-    for (int w = 0; w < C::WARPS; ++w) {
-      A wide[4];
-      load_values(from + w * Shared::WARP_SHARES, wide);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) sum[k] = w ? sum[k] + wide[k] : wide[k];
-    }
-  };
-  const int out_step = vector % 2 * 4 + (adder & 4) / 2 + (adder & 2) / 2;
-  const int out_state = 2 * out_pair + adder_part;
-  A* sum_to = own_matrices + (vector / 2) * kind_stride + out_state * d.length + out_step;
-  auto add_neighbours = [&](A(&sum)[PAIRS][4], int first, int64_t tile) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) sum[0][k] += __shfl_xor_sync(WHOLE_WARP, sum[1][k], 8);
-    int base = 0;
-    scatter_sums<4, 1, 8>(sum[0], adder, base);
-    const bool real = adder % 2 == 0 && first >= 0 && first + out_state < d.states && tile + out_step < d.length;
-    if (real) sum_to[first * d.length + tile] = sum[0][0];
-  };
+  MatrixSums<A, C> sums(d, place, g.matrices, shares, thread);
 
-  const int own_row = row_of(0);
+  const int own_row = pair.row(0);
   const bool there = own_row < count;
   const int64_t own_at = (first_row + (there ? own_row : 0)) * d.length;
   const A bias = d.bias && there ? d.bias[channel + own_row] : A(0);
@@ -208,16 +149,13 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   };
   fetch(last, 0, held.states[0]);
   int buffer = 0, row_place = 0;
-  int shared_by = 0;     // of two buffers of shares, the one that is written
-  int added_first = -1;  // the first state of the batch that is to be added up, and its tile
-  int64_t added_tile = 0;
 
   for (int64_t tile = last; tile >= 0; tile -= S) {
     const int steps = static_cast<int>(min(d.length - tile, int64_t{S}));
     const int left = there ? steps : 0;
     const int64_t at = own_at + tile;
     const Rows& row = held.rows[row_place];
-    const A* mark = &held.states[buffer][part][0];
+    const A* mark = &held.states[buffer][0][0];
     buffer ^= 1;
     row_place = place_after(row_place);
     wait_for_copies<0>();
@@ -263,101 +201,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
                              matrices);
       __syncthreads();
     }
-    const A* from = matrices + M::place(in_span) + part * M::ROW;
-    SerialEntry<A>* entry = entries + part * 32;
-    const A* decay_of = decays + part * 32;
-    // While a state is walked back, the next one is walked forward: its steps take the registers that those of the
-    // first leave. What is so made behind the last state is not used.
-    A factor[2][ROWS][S], state[2][ROWS][S], start[2][ROWS], wide_b[2][S], decay[ROWS], next[ROWS];
-    load_values(from, wide_b[0]);
-#pragma unroll
-    for (int j = 0; j < ROWS; ++j) {
-      decay[j] = decay_of[row_of(j)];
-      next[j] = padded > 2 ? decay_of[64 + row_of(j)] : A(0);
-      start[0][j] = mark[row_of(j)];
-    }
-#pragma unroll
-    for (int i = 0; i < S; ++i) {
-#pragma unroll
-      for (int j = 0; j < ROWS; ++j) {
-        factor[0][j][i] = exp2_fast(step[j][i] * decay[j]);
-        state[0][j][i] = fma(factor[0][j][i], i ? state[0][j][i ? i - 1 : 0] : start[0][j], input[j][i] * wide_b[0][i]);
-      }
-    }
-#pragma unroll 1
-    for (int first = 0; first < padded; first += BATCH) {
-      A sum[PAIRS][4];
-#pragma unroll
-      for (int pair = 0; pair < PAIRS; ++pair) {
-        const int n = first + 2 * pair + part, now = pair % 2, then = now ^ 1;
-        SerialEntry<A> own[ROWS];
-        A own_decay[ROWS], next_decay[ROWS], carry[ROWS], slope[ROWS] = {};
-#pragma unroll
-        for (int j = 0; j < ROWS; ++j) {
-          own_decay[j] = decay[j];
-          next_decay[j] = next[j];
-          decay[j] = next[j];
-          own[j] = entry[row_of(j)];
-          carry[j] = own[j].carry;
-          if (n + 2 < padded) start[then][j] = mark[64 + row_of(j)];
-          if (n + 4 < padded) next[j] = decay_of[128 + row_of(j)];
-        }
-        mark += 64;
-#pragma unroll
-        for (int j = 0; j < ROWS; ++j) factor[then][j][0] = exp2_fast(step[j][0] * next_decay[j]);
-        A* share = shares + shared_by * BUFFER + warp * Shared::WARP_SHARES +
-                   (pair * 4 * Shared::PLACES + part * 20 + group) * 4;
-        A wide_c[4], to_b[4], to_c[4];
-#pragma unroll
-        for (int back = 0; back < S; ++back) {
-          const int i = S - 1 - back, half = i / 4, k = i % 4;
-          if (k == 3) {
-            load_values(from + M::KIND + half * 4, wide_c);
-            A next_b[4];
-            load_values(from + 2 * M::ROW + back, next_b);
-#pragma unroll
-            for (int q = 0; q < 4; ++q) wide_b[then][back + q] = next_b[q];
-          }
-          if (back == 1) add_pair(pair, shared_by ^ 1, sum[pair]);
-#pragma unroll
-          for (int j = 0; j < ROWS; ++j) {
-            const A total = fma(dy[j][i], wide_c[k], carry[j]);
-            y[j][i] = fma(state[now][j][i], wide_c[k], y[j][i]);
-            to_c[k] = j ? fma(dy[j][i], state[now][j][i], to_c[k]) : dy[j][i] * state[now][j][i];
-            to_b[k] = j ? fma(total, input[j][i], to_b[k]) : total * input[j][i];
-            to_input[j][i] = fma(total, wide_b[now][i], to_input[j][i]);
-            carry[j] = factor[now][j][i] * total;
-            const A to_exponent = carry[j] * (i ? state[now][j][i ? i - 1 : 0] : start[now][j]);
-            to_step[j][i] = fma(to_exponent, own_decay[j], to_step[j][i]);
-            slope[j] = fma(to_exponent, step[j][i], slope[j]);
-          }
-#pragma unroll
-          for (int j = 0; j < ROWS; ++j) {
-            if (back + 1 < S) factor[then][j][(back + 1) % S] = exp2_fast(step[j][(back + 1) % S] * next_decay[j]);
-            state[then][j][back] =
-                fma(factor[then][j][back], back ? state[then][j][back ? back - 1 : 0] : start[then][j],
-                    input[j][back] * wide_b[then][back]);
-          }
-          if (k == 0) {
-            store_values(share + half * Shared::PLACES * 4, to_b);
-            store_values(share + (2 + half) * Shared::PLACES * 4, to_c);
-          }
-        }
-#pragma unroll
-        for (int j = 0; j < ROWS; ++j) {
-          entry[row_of(j)] = {carry[j], own[j].slope + slope[j]};
-        }
-        entry += 64;
-        decay_of += 64;
-        from += 2 * M::ROW;
-      }
-      add_neighbours(sum, added_first, added_tile);
-      added_first = first;
-      added_tile = tile;
-      shared_by ^= 1;
-      __syncthreads();
-    }
-
+    walk_back<A, C>(pair, padded, tile, step, input, dy, to_input, to_step, y, mark, matrices + M::place(in_span),
+                    entries, decays, sums);
 #pragma unroll
     for (int i = 0; i < S; ++i) {
       to_input[0][i] += __shfl_xor_sync(WHOLE_WARP, to_input[1][i], 1);
@@ -383,12 +228,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
       }
     }
   }
-  {
-    A sum[PAIRS][4];
-#pragma unroll
-    for (int pair = 0; pair < PAIRS; ++pair) add_pair(pair, shared_by ^ 1, sum[pair]);
-    add_neighbours(sum, added_first, added_tile);
-  }
+  sums.finish();
   __syncwarp();
 
   for (int i = lane; i < 32 * d.states; i += 32) {

@@ -185,10 +185,13 @@ def _causal_conv1d_update(draw: Draw) -> tuple[Any, ...]:
     return draw.tensor(batch, channels), state, draw.tensor(channels, width), bias, draw.flag(0.7)
 
 
-def _selective(draw: Draw, lead: tuple[int, ...], channels: int, time: tuple[int, ...], states: int) -> dict[str, Any]:
+def _selective(
+    draw: Draw, lead: tuple[int, ...], channels: int, time: tuple[int, ...], states: int, full: bool = False
+) -> dict[str, Any]:
+    """Arguments from u to softplus; `full`: with softplus and gate, as Mamba has them."""
     groups = draw.chance.choice([g for g in (1, 2, 3, 4) if channels % g == 0])
     matrix = (*lead, groups, states, *time)
-    softplus = draw.flag(0.7)
+    softplus = draw.flag(0.7) or full
     row = (*lead, channels, *time)
     decay = draw.chance.choice((1e-4, 1.0, 1.0, 10.0))
     given = {
@@ -198,7 +201,7 @@ def _selective(draw: Draw, lead: tuple[int, ...], channels: int, time: tuple[int
         "B": draw.tensor(*matrix),
         "C": draw.tensor(*matrix),
         "D": draw.tensor(channels, dtype=draw.wide) if draw.flag() else None,
-        "z": draw.tensor(*row) if draw.flag() else None,
+        "z": draw.tensor(*row) if draw.flag() or full else None,
         # Without softplus a negative step grows the state without bound.
         "delta_bias": draw.tensor(channels, low=-0.5 * softplus, high=0.5, dtype=draw.wide) if draw.flag() else None,
     }
@@ -210,7 +213,7 @@ def _states(draw: Draw) -> int:
 
 
 def _selective_scan(draw: Draw) -> tuple[Any, ...]:
-    states = _states(draw)
+    states, full = _states(draw), False
     batch, channels, length = draw.shape(3, 40, 300)
     while batch * channels * length * states > 20 * MOST_ELEMENTS:
         length, channels = max(length // 2, 1), max(channels // 2, 1)
@@ -218,7 +221,10 @@ def _selective_scan(draw: Draw) -> tuple[Any, ...]:
         batch = draw.chance.randint(1, 3)
         channels, length = draw.chance.randint(16_000, 36_000) // batch, draw.chance.randint(30, 60)
         states = min(states, 8)
-    given = _selective(draw, (batch,), channels, (length,), states)
+        if full := draw.flag():  # and moves whole vectors of rows
+            length, states = draw.chance.randint(1, 18) * 8, draw.chance.choice((9, 15, 16, 16))
+            channels = min(channels, 3_000_000 // (batch * length * 8) * 8)
+    given = _selective(draw, (batch,), channels, (length,), states, full)
     state = draw.tensor(batch, channels, states, dtype=draw.wide) if draw.flag() else None
     return *given.values(), state
 
