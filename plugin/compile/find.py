@@ -93,7 +93,8 @@ def _question(match: rules.Match, scope: Scope) -> tuple[str, str, bool]:
         calls.append((target, args, kwargs))
         return Word(f"%{len(nodes) + len(calls) - 1}")
 
-    if any(fact is None or fact.dynamic for fact in facts):
+    known = [fact for fact in facts if fact is not None and not fact.dynamic]
+    if len(known) < len(facts):
         return "", "", False
     try:
         results = match.write(emit, *match.args)
@@ -101,8 +102,8 @@ def _question(match: rules.Match, scope: Scope) -> tuple[str, str, bool]:
     except Exception:
         return "", "", False
     name, keep = names([("call_function", target) for target, _, _ in calls])
-    words = [fact_word(fact) for fact in facts]
-    return f"gives: {name} {written} {results} {words} {scope.autocast}", facts[-1].device.type, keep
+    words = [fact_word(fact) for fact in known]
+    return f"gives: {name} {written} {results} {words} {scope.autocast}", known[-1].device.type, keep
 
 
 def _gives(match: rules.Match, wanted: list[Any], scope: Scope) -> bool:
