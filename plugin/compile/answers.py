@@ -12,7 +12,7 @@ import hashlib
 import operator
 import types
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -38,7 +38,10 @@ class Answers:
         self._store = store
         self._here: dict[str, bool] = {}
         self._fresh: dict[str, dict[str, bool]] = {}
-        self._of = _identity() if store is not None else ""
+
+    @cached_property
+    def _of(self) -> str:
+        return _identity()
 
     def ask(self, question: str, device: str, answer: Callable[[], bool], *, keep: bool) -> bool:
         """The answer to a question about tensors of a device type.
