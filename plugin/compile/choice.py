@@ -13,6 +13,7 @@ import torch
 
 from opgraft.compile import identity, measure, span, stretch, timing
 from opgraft.compile.agree import Agreement
+from opgraft.compile.answers import Answers
 from opgraft.compile.case import Case, case_of, described, option, report, setting, today
 from opgraft.compile.change import Change, make_all, rehearsed
 from opgraft.compile.find import find_sites
@@ -106,10 +107,11 @@ class Chooser:
     def decide(self, graph: torch.fx.Graph) -> list[tuple[Case, Decision]]:
         """Every site of a graph with its decision; the graph is not changed."""
         scope_of = scopes(graph)
-        found = find_sites(graph, scope_of)
+        answers = Answers(self.store)
+        found = find_sites(graph, scope_of, answers)
         if not found:
             return []
-        fusible = Fusibility()
+        fusible = Fusibility(answers)
         traced: dict[Any, torch.fx.GraphModule] = {}
         decided: list[tuple[Case, Decision]] = []
         served: set[torch.fx.Node] = set()
@@ -121,6 +123,8 @@ class Chooser:
             if decision.choice == KERNEL:
                 served.update(site.nodes)
             decided.append((case, decision))
+        if self.choose == MEASURED:
+            answers.keep()
         return self._confirmed(decided, scope_of)
 
     def _confirmed(

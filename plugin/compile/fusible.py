@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgraft import _compat, registry
+from opgraft.compile.answers import Answers, fact_word, names, spelled
 from opgraft.compile.find import overload_of
 from opgraft.compile.metadata import facts, value_of
 from opgraft.compile.mutation import writes
@@ -101,8 +102,8 @@ def _is_fusible(op: Any) -> bool:
 class Fusibility:
     """Asks each kind of call once: the answer depends on the call's target and on what its arguments are."""
 
-    def __init__(self) -> None:
-        self._known: dict[Any, bool] = {}
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
 
     def __call__(self, node: torch.fx.Node) -> bool:
         """True for a node whose work a compiler fuses; False for everything else and everything unknown."""
@@ -113,19 +114,11 @@ class Fusibility:
         known: list[Any] = [_stand_in(value_of(leaf)) for leaf in leaves]
         if not known or any(fact is None for fact in known):
             return False
-        key = (
-            (node.op, str(node.target), str(node.args), str(sorted(node.kwargs)), tuple(known))
-            if _numeric(node)
-            else (node.op, str(node.target), tuple(known))
-        )
-        if key not in self._known:
-            self._known[key] = _run(node, dict(zip(leaves, known, strict=True)))
-        return self._known[key]
-
-
-def _numeric(node: torch.fx.Node) -> bool:
-    """True where constants among the arguments may decide (an axis, a flag)."""
-    return any(not isinstance(a, torch.fx.Node) for a in (*node.args, *node.kwargs.values()))
+        fact_of = dict(zip(leaves, known, strict=True))
+        name, keep = names([(node.op, node.target)])
+        question = f"fuses: {name} {spelled((node.args, dict(node.kwargs)), lambda leaf: fact_word(fact_of[leaf]))}"
+        device = next((fact.device.type for fact in known if isinstance(fact, TensorFacts)), "")
+        return self._answers.ask(question, device, lambda: _run(node, fact_of), keep=keep)
 
 
 def _stand_in(value: Any) -> Any:
@@ -137,7 +130,11 @@ def _stand_in(value: Any) -> Any:
 
 
 def _run(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
-    """On meta tensors, and on fake ones, which take forty times as long, where a call does not run on those."""
+    """On meta tensors, and on fake ones, which take forty times as long, where a call does not run on those.
+
+    Raises:
+        Exception: it runs on neither.
+    """
     from torch._subclasses import FakeTensorMode
 
     with _compat.aside(), torch.no_grad():
@@ -145,11 +142,8 @@ def _run(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
             return _reaches_only_fusible(node, known, torch.device("meta"))
         except Exception:
             pass
-        try:
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                return _reaches_only_fusible(node, known, None)
-        except Exception:
-            return False
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _reaches_only_fusible(node, known, None)
 
 
 def _reaches_only_fusible(node: torch.fx.Node, known: dict[torch.fx.Node, Any], device: torch.device | None) -> bool:

@@ -38,6 +38,16 @@ def of_package() -> str:
 
 
 @cache
+def of_code() -> str:
+    """Changes with any source file of the rules, passes and ops, and with the native build."""
+    found = hashlib.sha256(f"{_own_sources()}{library.build_id()}".encode())
+    folder = Path(__file__).parent.parent
+    for path in sorted((*folder.glob("*.py"), *folder.glob("ops/*.py"))):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:24]
+
+
+@cache
 def _own_sources() -> str:
     found = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):

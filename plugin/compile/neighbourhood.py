@@ -19,6 +19,7 @@ import torch
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from opgraft import registry
+from opgraft.compile.answers import Word, spelled
 from opgraft.compile.find import overload_of
 from opgraft.compile.metadata import facts_of, number, value_of
 from opgraft.compile.rewrite import put_kernel
@@ -114,13 +115,6 @@ def inner_graph(node: torch.fx.Node) -> torch.fx.GraphModule | None:
     return inner if isinstance(inner, torch.fx.GraphModule) else None
 
 
-class _Word(str):
-    """Text that is printed without quotes."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def spelled_nodes(
     inputs: tuple[tuple[torch.fx.Node, TensorFacts], ...],
     nodes: tuple[torch.fx.Node, ...],
@@ -133,11 +127,11 @@ def spelled_nodes(
     place = {node: f"%{i}" for i, node in enumerate([node for node, _ in inputs] + list(nodes))}
     place.update({node: str(bucket(size)) for node, size in sizes.items()})
 
-    def spelled(value: Any) -> str:
-        return repr(torch.fx.map_arg(value, lambda node: _Word(place[node])))
+    def text(value: Any) -> str:
+        return spelled(value, lambda node: Word(place[node]))
 
     return place, {
-        "nodes": [[_name(n), spelled(n.args), spelled(dict(n.kwargs))] for n in nodes],
+        "nodes": [[_name(n), text(n.args), text(dict(n.kwargs))] for n in nodes],
         "inputs": [_fact(fact, training) for _, fact in inputs],
         "outputs": [place[node] for node in outputs],
         "autocast": [repr(region) for region in scope.autocast],

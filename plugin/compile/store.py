@@ -1,7 +1,8 @@
 """Decisions on disk: one readable JSON file an architecture and torch minor version.
 
-A file can be checked in beside a model. It is written by replacement under a lock, so that neither a crash nor two
-writers leave it torn; what cannot be read is ignored with one warning and the compiler's code is used.
+Beside the decisions stand answers (see ``answers``), which save a second process time and decide nothing. A file can be
+checked in beside a model. It is written by replacement under a lock, so that neither a crash nor two writers leave it
+torn; what cannot be read is ignored with one warning and the compiler's code is used.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Store:
         self.location = Path(location) if location is not None else default_folder()
         self.read_only = read_only
         self._memory: dict[Path, dict[str, Entry]] = {}
+        self._answers: dict[Path, Entry] = {}
         self._seen: dict[Path, tuple[int, int]] = {}
         self._silent = False
 
@@ -102,11 +104,28 @@ class Store:
         stamp = (status.st_mtime_ns, status.st_size)
         if self._seen.get(path) != stamp:
             self._seen[path] = stamp
-            content, problem = read(path)
+            content, problem = _content(path)
             if problem:
                 self._warn(f"opgraft: {path} {problem}; it is ignored")
-            held.update(content)
+            else:
+                held.update(content["decisions"])
+                self._answers[path] = _table(content.get("answers"))
         return held
+
+    def answers(self, device: str, of: str) -> Mapping[str, Any]:
+        """The answers kept for a device type under an identity."""
+        path = self.file(device)
+        self.entries(path)
+        table = self._answers.get(path, {})
+        return table["known"] if table.get("of") == of else {}
+
+    def keep(self, device: str, of: str, answers: Mapping[str, bool]) -> None:
+        """Adds answers; those of another identity are dropped. Where they cannot be written they are asked again."""
+        path = self.file(device)
+        self._answers[path] = {"of": of, "known": {**self.answers(device, of), **answers}}
+        if not self.read_only:
+            with contextlib.suppress(OSError):
+                merge(path, {}, answers={"of": of, "known": dict(answers)})
 
     def put(self, device: str, key: str, decision: Decision, about: Mapping[str, Any]) -> None:
         """Keeps a decision: on disk, or for this process alone where the file cannot be written."""
@@ -159,6 +178,12 @@ def _decision(entry: Entry) -> Decision | None:
 
 def read(path: Path) -> tuple[dict[str, Entry], str]:
     """The decisions of a file, and what is wrong with it, if anything (then there are none)."""
+    content, problem = _content(path)
+    return content.get("decisions", {}), problem
+
+
+def _content(path: Path) -> tuple[dict[str, Any], str]:
+    """A whole file, and what is wrong with it, if anything (then it is empty)."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -172,24 +197,36 @@ def read(path: Path) -> tuple[dict[str, Entry], str]:
     entries = content.get("decisions")
     if not isinstance(entries, dict) or not all(isinstance(e, dict) for e in entries.values()):
         return {}, "has no table of decisions"
-    return entries, ""
+    return content, ""
 
 
-def merge(path: Path, fresh: Mapping[str, Entry], drop: frozenset[str] = frozenset()) -> None:
-    """Adds decisions to a file (and drops some), whoever else writes meanwhile.
+def _table(found: Any) -> Entry:
+    """The table of answers in a file; empty where it is none."""
+    return found if isinstance(found, dict) and isinstance(found.get("known"), dict) else {}
+
+
+def merge(
+    path: Path, fresh: Mapping[str, Entry], drop: frozenset[str] = frozenset(), answers: Entry | None = None
+) -> None:
+    """Adds decisions and answers to a file (and drops some), whoever else writes meanwhile.
+
+    Answers of another identity go, and so do all where decisions are dropped.
 
     Raises:
         OSError: the file cannot be written, or holds somebody else's JSON, which is never overwritten.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
-        entries, problem = read(path) if path.exists() else ({}, "")
+        content, problem = _content(path) if path.exists() else ({}, "")
         if problem and not _may_be_replaced(path):
             raise OSError(f"{path.name} {problem} and is not overwritten")
-        kept = {k: v for k, v in {**entries, **fresh}.items() if k not in drop}
-        text = json.dumps(
-            {"kind": _KIND, "format": FORMAT, "torch": torch_minor(), "decisions": dict(sorted(kept.items()))}, indent=1
-        )
+        kept = {k: v for k, v in {**content.get("decisions", {}), **fresh}.items() if k not in drop}
+        table = {} if drop else _table(content.get("answers"))
+        if answers is not None:
+            known = table["known"] if table.get("of") == answers["of"] else {}
+            table = {"of": answers["of"], "known": {**known, **answers["known"]}}
+        whole = {"kind": _KIND, "format": FORMAT, "torch": torch_minor(), "decisions": dict(sorted(kept.items()))}
+        text = json.dumps({**whole, **({"answers": table} if table else {})}, indent=1)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:

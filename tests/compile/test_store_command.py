@@ -53,6 +53,15 @@ def test_show_prune_export(folder: Path, tmp_path: Path) -> None:
     assert count(folder) == 0
 
 
+def test_answers_go_with_pruned_decisions_and_are_not_exported(folder: Path, tmp_path: Path) -> None:
+    (path,) = folder.glob("*.json")
+    assert json.loads(path.read_text())["answers"]["known"], "kept when a decision was added to the file"
+    run("export", str(tmp_path / "model.json"))
+    assert "answers" not in json.loads((tmp_path / "model.json").read_text())
+    run("prune", "--op", "gone::op")
+    assert "answers" not in json.loads(path.read_text())
+
+
 def test_prune_wants_to_know_what(folder: Path) -> None:
     done = CliRunner().invoke(app, ["store", "prune"])
     assert done.exit_code == 2
