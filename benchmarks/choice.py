@@ -6,8 +6,10 @@
 Every model is compiled plain, plain twice again (A/A, the noise floor: compiles of one graph differ), with
 choose="measured", and once for every kind of site with that kind alone turned to its other side. All are timed against
 plain by turns, as whole steps; a ratio is the plain compile's time over the arm's. A choice is right where it is the
-side that the whole model runs faster with, and a tie where the two differ by no more than A/A. With OMP_NUM_THREADS=1
-on a CPU the time is the processor's, not the clock's: what other processes take of a shared machine is then left out.
+side that the whole model runs faster with, and a tie where the two differ by no more than A/A. Where other kinds were
+changed, a kind is turned beside these too, and that decides: two kinds may mend the same fault of the compiler's code,
+and the second then gains nothing. With OMP_NUM_THREADS=1 on a CPU the time is the processor's, not the clock's: what
+other processes take of a shared machine is then left out.
 """
 
 from __future__ import annotations
@@ -39,18 +41,18 @@ _TOLERATED = 0.995
 
 
 class Forced(Store):
-    """Gives one kind of site a choice, and every other what stands in the model."""
+    """Gives the kinds of sites in a table their choices, and every other what stands in the model."""
 
-    def __init__(self, key: str, choice: str, calls: frozenset[str]) -> None:
+    def __init__(self, choices: dict[str, str], calls: frozenset[str]) -> None:
         super().__init__(tempfile.gettempdir(), read_only=True)
-        self.key, self.choice, self.calls = key, choice, calls
+        self.choices, self.calls = choices, calls
 
     def find(self, device: str, key: str) -> Decision:
         as_given = KERNEL if key in self.calls else COMPILER
-        return Decision(self.choice if key == self.key else as_given, "forced")
+        return Decision(self.choices.get(key, as_given), "forced")
 
     def digest(self) -> str:
-        return f"{self.key} {self.choice}"
+        return repr(sorted(self.choices.items()))
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -67,8 +69,9 @@ class Kind:
     sites: int
     chosen: str
     why: str
-    kernel_over_compiler: float
+    kernel_over_compiler: float  # alone, beside what stands in the model
     interval: tuple[float, float]
+    as_chosen: tuple[float, float, float] | None  # the same beside the other kinds as chosen, where any was changed
     verdict: str  # "right", "wrong", "tie"
 
 
@@ -196,15 +199,22 @@ def _compare(name: str, given: argparse.Namespace) -> Row:
         f"{name}: step {milliseconds:.2f} ms, A/A {_text(noise)}, measured {_text(verdict)} (first call {took:.0f} s)",
         flush=True,
     )
-    kinds = [] if given.no_kinds else _kinds(reports, base, compiled, lambda arm: against(plain, arm)[0], noise)
+    kinds = [] if given.no_kinds else _kinds(reports, base, compiled, lambda *arms: against(*arms)[0], plain, noise)
     for kind in kinds:
         low, high = kind.interval
         print(
             f"    {kind.verdict:5}  {kind.name} x{kind.sites}: {kind.chosen}; kernel over compiler in the model "
-            f"{kind.kernel_over_compiler:.3f} [{low:.3f}, {high:.3f}]; {kind.why}",
+            f"{kind.kernel_over_compiler:.3f} [{low:.3f}, {high:.3f}]{_beside(kind)}; {kind.why}",
             flush=True,
         )
     return Row(name, milliseconds, noise.interval, verdict.ratio, verdict.interval, tuple(kinds))
+
+
+def _beside(kind: Kind) -> str:
+    if kind.as_chosen is None:
+        return ""
+    ratio, low, high = kind.as_chosen
+    return f", beside the others as chosen {ratio:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _widest(verdicts: list[timing.Verdict]) -> timing.Verdict:
@@ -222,7 +232,8 @@ def _kinds(
     reports: list[SiteReport],
     base: str | None,
     compiled: Callable[[str, dict[str, Any] | None], Callable[[], None]],
-    against_plain: Callable[[Callable[[], None]], timing.Verdict],
+    against: Callable[[Callable[[], None], Callable[[], None]], timing.Verdict],
+    plain: Callable[[], None],
     itself: timing.Verdict,
 ) -> list[Kind]:
     floor = max(itself.interval[1], 1 / itself.interval[0])  # what differs by less is not told apart
@@ -231,24 +242,40 @@ def _kinds(
         if report.key:
             of_key.setdefault(report.key, []).append(report)
     calls = frozenset(key for key, found in of_key.items() if not found[0].idiom)
+    chosen = {key: found[0].decision.choice for key, found in of_key.items()}
+    changed = {key: choice for key, choice in chosen.items() if (choice == COMPILER) == (key in calls)}
+
+    def arm(name: str, choices: dict[str, str]) -> Callable[[], None]:
+        return compiled(name, opgraft.compile_options(base, store=Forced(choices, calls)))
+
+    def turned(name: str, key: str, beside: dict[str, str], without: Callable[[], None]) -> timing.Verdict:
+        """The compiler's time over the kernel's at one kind; ``without`` is the model with ``beside`` alone."""
+        side = COMPILER if key in calls else KERNEL
+        verdict = against(without, arm(name, {**beside, key: side}))
+        low, high = verdict.interval
+        if side == KERNEL:
+            return verdict
+        return dataclasses.replace(verdict, ratio=1 / verdict.ratio, interval=(1 / high, 1 / low))
+
     kinds = []
     for i, (key, found) in enumerate(of_key.items()):
-        turned = COMPILER if key in calls else KERNEL
-        verdict = against_plain(compiled(f"kind{i}", opgraft.compile_options(base, store=Forced(key, turned, calls))))
-        low, high = verdict.interval
-        ratio = verdict.ratio
-        if turned == COMPILER:
-            ratio, low, high = 1 / ratio, 1 / high, 1 / low
-        chosen = found[0].decision.choice
-        if low > max(1.0 + verdict.noise, floor):
+        alone = decisive = turned(f"kind{i}", key, {}, plain)
+        others = {other: choice for other, choice in changed.items() if other != key}
+        if others:
+            decisive = turned(f"beside{i}", key, others, arm(f"others{i}", others))
+        low, high = decisive.interval
+        if low > max(1.0 + decisive.noise, floor):
             better = KERNEL
-        elif high < 1.0 / max(1.0 + verdict.noise, floor):
+        elif high < 1.0 / max(1.0 + decisive.noise, floor):
             better = COMPILER
         else:
             better = ""
-        outcome = "tie" if not better or abs(ratio - 1) < 0.005 else "right" if better == chosen else "wrong"
+        told = better and abs(decisive.ratio - 1) >= 0.005
+        outcome = "tie" if not told else "right" if better == chosen[key] else "wrong"
         name = f"{found[0].op} for {found[0].idiom}" if found[0].idiom else found[0].op
-        kinds.append(Kind(name, len(found), chosen, found[0].decision.why, ratio, (low, high), outcome))
+        as_chosen = (decisive.ratio, low, high) if others else None
+        why = found[0].decision.why
+        kinds.append(Kind(name, len(found), chosen[key], why, alone.ratio, alone.interval, as_chosen, outcome))
     return kinds
 
 

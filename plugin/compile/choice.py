@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 import warnings
@@ -11,18 +10,18 @@ from typing import Any
 
 import torch
 
-from opgraft.compile import identity, measure, span, stretch, timing
+from opgraft.compile import demand, measure, span
 from opgraft.compile.agree import Agreement
 from opgraft.compile.answers import Answers
-from opgraft.compile.case import Case, case_of, described, option, report, setting, today
+from opgraft.compile.case import Case, case_of, described, option, report
 from opgraft.compile.change import Change, make_all, rehearsed
 from opgraft.compile.find import find_sites
 from opgraft.compile.fusible import Fusibility
-from opgraft.compile.neighbourhood import Neighbourhood, digest
-from opgraft.compile.scope import Scope, scopes
+from opgraft.compile.looks import Budget, Looks
+from opgraft.compile.neighbourhood import Neighbourhood
+from opgraft.compile.scope import scopes
 from opgraft.compile.site import COMPILER, KERNEL, Decision, Site, SiteReport, SiteWarning
-from opgraft.compile.store import Store, architecture
-from opgraft.compile.stretch import Stretch
+from opgraft.compile.store import Store
 
 MEASURED = "measured"
 CHOICES = (MEASURED, KERNEL, COMPILER)
@@ -32,13 +31,6 @@ _SECONDS_A_SITE = 0.6
 _SILENT_SECONDS = 1.0
 # Called with the reports of every graph: what lists the sites of a whole program.
 LISTENERS: list[Callable[[list[SiteReport]], None]] = []
-# Where a kernel's loss is looked at again: the least that its speed may be of the compiler's in its surroundings.
-# A look takes seconds; on a CPU, where it takes the most, clear losses have not been seen to turn.
-_DOUBTED = {"cuda": 0.0, "cpu": 0.8}
-# How many times as long a stretch is that decides between two looks.
-_IN_DISPUTE = 4
-# Choices that are looked at again together: (idiom, choice).
-_GROUPS = ((True, KERNEL), (False, COMPILER), (False, KERNEL))
 
 
 class Chooser:
@@ -58,22 +50,16 @@ class Chooser:
         self.store = store if store is not None else Store()
         self.tune_seconds = tune_seconds
         self.reports: list[SiteReport] = []
-        self._left = tune_seconds
+        self._budget = Budget(tune_seconds, tune_seconds)
         self._settled: dict[str, Decision] = {}
-        self._stood: dict[str, Decision] = {}  # by the same keys: what the model around said of a choice
-        self._doubts: dict[str, Decision] = {}  # by the same keys: what it said of a loss
         self._warned: set[str] = set()
         self._agreement = Agreement(patience=tune_seconds + 60.0)
+        self._looks = Looks(self._budget, self._ask)
 
     @property
     def seconds_spent(self) -> float:
         """Seconds that went into measuring so far."""
-        return self.tune_seconds - self._left
-
-    @property
-    def _has_time_for_looks(self) -> bool:
-        """Half of the time is kept for sites that nobody has measured yet."""
-        return self._left >= self.tune_seconds / 2
+        return self.tune_seconds - self._budget.left
 
     def apply(self, graph: torch.fx.Graph) -> list[SiteReport]:
         """Decides for every site of ``graph`` and rewrites it; what cannot be rewritten stays as it was."""
@@ -125,122 +111,7 @@ class Chooser:
             decided.append((case, decision))
         if self.choose == MEASURED:
             answers.keep()
-        return self._confirmed(decided, scope_of)
-
-    def _confirmed(
-        self, decided: list[tuple[Case, Decision]], scope_of: dict[torch.fx.Node, Scope]
-    ) -> list[tuple[Case, Decision]]:
-        """The same decisions, where they also hold in the model around: see ``stretch``.
-
-        Kernels put in place of idioms must make the stretch measurably faster. At the model's own calls of an op the
-        compiler's code must not make it slower, nor faster where the op is to stay.
-        """
-        if self.choose != MEASURED:
-            return decided
-        for group in _GROUPS:
-            waiting = [(case, d) for case, d in decided if d.measured and (case.is_idiom, d.choice) == group]
-            changes = [c.change for c, _ in waiting]
-            for case, decision in waiting:
-                if case.key in self._stood:
-                    continue
-                found = stretch.around(case.site, changes, scope_of)
-                verdict = self._stretch_verdict(case, decision, found)
-                if found is not None and verdict.choice != decision.choice and self._has_time_for_looks:
-                    # Surroundings and stretch disagree: what the compiler fuses depends on where either was cut.
-                    more = stretch.around(case.site, changes, scope_of, most=_IN_DISPUTE * stretch.MOST_NODES)
-                    if more is not None and len(more.nodes) > len(found.nodes):
-                        last = self._stretch_verdict(case, decision, more)
-                        if last.measured:
-                            found, verdict = more, last
-                inside = {c.site.root for c in found.changes} if found is not None else set()
-                judged = {other.key for other, _ in waiting if other is case or other.site.root in inside}
-                for key in judged:
-                    self._stood.setdefault(key, verdict)
-                if len(judged) == 1:  # asked alone it would get the same answer
-                    self._doubts.setdefault(case.key, verdict)
-        return self._doubted([(case, self._after(case, decision)) for case, decision in decided], scope_of)
-
-    def _doubted(
-        self, decided: list[tuple[Case, Decision]], scope_of: dict[torch.fx.Node, Scope]
-    ) -> list[tuple[Case, Decision]]:
-        """The same, where a kernel that lost in its surroundings wins in the model around.
-
-        It may: what the compiler fuses there it may write twice, for two readers, or in a layout that the next call
-        copies. Looks take seconds, and are had for half of the time at most.
-        """
-        lost = [
-            case
-            for case, d in decided
-            if d.measured
-            and case.is_idiom
-            and d.choice == COMPILER
-            and (d.ratio or 0.0) > _DOUBTED.get(case.device, 1.0)
-        ]
-        taken = {node for case, d in decided if d.choice == KERNEL for node in case.site.nodes}
-        won: dict[Site, Decision] = {}
-        for case in (c for c in lost if not taken.intersection(c.site.nodes)):
-            if case.key not in self._doubts:
-                alike = [c.change for c in lost if c.key == case.key and not taken.intersection(c.site.nodes)]
-                found = stretch.around(case.site, alike, scope_of)
-                if found is None or not self._has_time_for_looks:
-                    continue
-                self._doubts[case.key] = self._stretch_verdict(case, Decision(COMPILER, ""), found, doubt=True)
-            if (verdict := self._doubts[case.key]).choice == KERNEL:
-                taken.update(case.site.nodes)
-                won[case.site] = verdict
-        covered = {node for site in won for node in site.nodes}
-        kept = [(c, d) for c, d in decided if c.site in won or not covered.intersection(c.site.nodes)]
-        return [
-            (c, dataclasses.replace(d, choice=KERNEL, why=f"{d.why}; but {won[c.site].why}") if c.site in won else d)
-            for c, d in kept
-        ]
-
-    def _after(self, case: Case, decision: Decision) -> Decision:
-        verdict = self._stood.get(case.key) if decision.measured else None
-        if verdict is None or verdict.choice == decision.choice:
-            return decision
-        if verdict.why.startswith(decision.why):
-            return verdict
-        return dataclasses.replace(decision, choice=verdict.choice, why=f"{decision.why}; but {verdict.why}")
-
-    def _stretch_verdict(self, case: Case, decision: Decision, found: Stretch | None, doubt: bool = False) -> Decision:
-        if found is None:
-            why = f"{decision.why}, but not both on the device and on the host"
-            return dataclasses.replace(decision, choice=COMPILER, why=why) if decision.open else decision
-        signature = {
-            **found.signature(),
-            **setting(case.device, [c.site.spec for c in found.changes]),
-            **({"doubt": True} if doubt else {}),
-        }
-        key = digest(signature)
-        specs = list({c.site.spec.name: c.site.spec for c in found.changes}.values())
-        about = {
-            "op": ", ".join(spec.name for spec in specs),
-            "idiom": ", ".join(sorted({c.site.idiom for c in found.changes if c.site.idiom})),
-            "surroundings": f"a stretch of {len(found.nodes)} operations with {len(found.changes)} sites",
-            "training": found.training,
-            "architecture": architecture(case.device),
-            "build": ", ".join(identity.of_op(spec) for spec in specs),
-            "measured_on": today(),
-        }
-
-        def measured(seconds: float) -> Decision:
-            replay = bool(option("triton.cudagraphs"))
-
-            def word(samples: timing.Samples) -> Decision:
-                return _last_word(samples, case.is_idiom, decision.choice, doubt)
-
-            changed = KERNEL if case.is_idiom else COMPILER
-            return word(
-                measure.confirm(
-                    found,
-                    seconds=seconds,
-                    replay_decides=replay,
-                    is_kept=lambda samples: word(samples).choice == changed,
-                )
-            )
-
-        return self._agreement.settle(key, lambda: self._known_or(measured, case.site, case.device, key, about))
+        return self._looks.again(decided, scope_of) if self.choose == MEASURED else decided
 
     def _decide(self, case: Case) -> Decision:
         site = case.site
@@ -261,9 +132,7 @@ class Chooser:
                     replay = bool(option("triton.cudagraphs"))
                     return measure.measure(surroundings, seconds=seconds, replay_decides=replay)
 
-                self._settled[key] = self._agreement.settle(
-                    key, lambda: self._known_or(measured, site, case.device, key, noted)
-                )
+                self._settled[key] = self._ask(measured, case, key, noted)
         decision = self._settled[key]
         if decision.why.startswith(_FAILED):
             self._warn(site, decision.why)
@@ -278,32 +147,43 @@ class Chooser:
             return _failure(error)
         return Decision(KERNEL, 'choose="kernel"')
 
-    def _known_or(
+    def _ask(
         self,
         measured: Callable[[float], Decision],
-        site: Site,
-        device: str,
+        case: Case,
         key: str,
         about: dict[str, Any],
+        obstacle: Callable[[], str] = str,
     ) -> Decision:
-        """The stored decision under a key, or a new one, where there is time left to measure."""
-        if (known := self.store.find(device, key)) is not None:
-            return known
-        if self._left <= 0.0:
+        """The job's decision under a key: the stored one, or a new one where there is time left and no obstacle.
+
+        Ranks ask for the same keys whatever time each has left: an obstacle is an answer, on which they agree too.
+        """
+
+        def decide() -> Decision:
+            if (known := self.store.find(case.device, key)) is not None:
+                return known
+            why = obstacle()
+            return Decision(COMPILER, why) if why else self._measured(measured, case, key, about)
+
+        return self._agreement.settle(key, decide)
+
+    def _measured(self, measured: Callable[[float], Decision], case: Case, key: str, about: dict[str, Any]) -> Decision:
+        if self._budget.left <= 0.0:
             return Decision(COMPILER, f"not measured: tune_seconds={self.tune_seconds:g} are used up")
         started = time.monotonic()
-        progress = _Progress(site, self.tune_seconds - self._left, self.tune_seconds)
+        progress = _Progress(case.site, self.tune_seconds - self._budget.left, self.tune_seconds)
         try:
-            decision = measured(min(_SECONDS_A_SITE, self._left))
+            decision = measured(min(_SECONDS_A_SITE, self._budget.left))
         except measure.UnmeasurableError as error:
             decision = Decision(COMPILER, f"not measured: {error}")
         except Exception as error:
             decision = _failure(error)
         finally:
-            self._left -= time.monotonic() - started
+            self._budget.left -= time.monotonic() - started
             progress.done()
         if decision.measured:
-            self.store.put(device, key, decision, about)
+            self.store.put(case.device, key, decision, about)
         return decision
 
     def _warn(self, site: Site, why: str) -> None:
@@ -326,7 +206,7 @@ def _first_line(error: Exception) -> str:
 
 def _change(case: Case, decision: Decision) -> Change | None:
     """What a decision changes in the graph; None where the site stays as it is."""
-    return case.change if decision.choice != (COMPILER if case.is_idiom else KERNEL) else None
+    return case.change if decision.choice == demand.changed(case.is_idiom) else None
 
 
 def _left(case: Case, why: str) -> Decision:
@@ -334,32 +214,6 @@ def _left(case: Case, why: str) -> Decision:
     if case.is_idiom:
         return Decision(COMPILER, f"left to the compiler: {why}")
     return Decision(KERNEL, f"left as called: {why}")
-
-
-def _last_word(samples: timing.Samples, idiom: bool, chosen: str, doubt: bool = False) -> Decision:
-    """What timing a stretch says: ``samples`` are of it as given and with the change, the kernel in place of an idiom
-    or the compiler's code in place of an op. Where it is to overrule a loss (``doubt``), it must win clearly."""
-    verdict = timing.judge(samples)
-    before, after = (1e6 * t for t in samples.medians)
-    if idiom:
-        choice = KERNEL if (verdict.second_wins if doubt else verdict.second_is_faster) else COMPILER
-        why = f"the model around it is {'' if choice == KERNEL else 'not '}faster with the kernel"
-    elif chosen == COMPILER:
-        choice = KERNEL if verdict.second_is_slower else COMPILER
-        why = f"the model around it is {'' if choice == KERNEL else 'not '}slower without the op"
-    else:
-        choice = COMPILER if verdict.second_is_faster else KERNEL
-        why = f"the model around it is {'' if choice == COMPILER else 'not '}faster without the op"
-    return Decision(
-        choice=choice,
-        why=f"{why} ({verdict.ratio:.3f} [{verdict.interval[0]:.3f}, {verdict.interval[1]:.3f}])",
-        measured=True,
-        ratio=round(verdict.ratio if idiom else 1.0 / verdict.ratio, 4),
-        interval=(round(verdict.interval[0], 4), round(verdict.interval[1], 4)),
-        noise=round(verdict.noise, 4),
-        compiler_us=round(before if idiom else after, 2),
-        kernel_us=round(after if idiom else before, 2),
-    )
 
 
 class _Progress:

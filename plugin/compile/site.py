@@ -120,11 +120,11 @@ class Site:
         return frozenset(found)
 
     def moved(self, table: dict[torch.fx.Node, Any]) -> Site:
-        """The same site in a copy of the graph; ``table`` has the copy of every node."""
+        """The same site in a copy of the graph; ``table`` has the copy of every node, but of those that only mark."""
         return Site(
             spec=self.spec,
             root=table[self.root],
-            nodes=tuple(table[node] for node in self.nodes),
+            nodes=tuple(table[node] for node in self.nodes if node in table),
             args=torch.fx.map_arg(self.args, table.__getitem__),
             kwargs=torch.fx.map_arg(dict(self.kwargs), table.__getitem__),
             idiom=self.idiom,

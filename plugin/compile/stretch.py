@@ -2,11 +2,13 @@
 
 A site's surroundings end where the compiler stops fusing. What a choice does beyond (to a matrix product's epilogue,
 to what is saved for backward, to caches) shows only in the model itself: the whole graph where it is short, else the
-operations before and after the site, about a layer's worth.
+operations before and after the site, about a layer's worth. Some compilers' decisions are taken for a whole graph (the
+layout of a convolution's ancestors for one), and show in nothing less.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +29,7 @@ MOST_NODES = 96  # beside the site's own, a level of vmap for one
 @dataclass(frozen=True)
 class Stretch:
     """Consecutive nodes of a graph, with the changes that fall into them. ``inputs``, ``sizes``, ``outputs`` and
-    ``scope`` are those of a neighbourhood."""
+    ``scope`` are those of a neighbourhood; ``kept`` are changes that stand in both forms, beside those compared."""
 
     changes: tuple[Change, ...]
     nodes: tuple[torch.fx.Node, ...]
@@ -35,6 +37,7 @@ class Stretch:
     sizes: dict[torch.fx.Node, int]
     outputs: tuple[torch.fx.Node, ...]
     scope: Scope
+    kept: tuple[Change, ...] = ()
 
     @property
     def training(self) -> bool:
@@ -49,11 +52,26 @@ class Stretch:
     def signature(self) -> dict[str, Any]:
         """Everything that decides about speed here, with nodes as numbers."""
         place, found = spelled_nodes(self.inputs, self.nodes, self.sizes, self.outputs, self.scope, self.training)
-        sites = [[c.site.spec.name, c.site.idiom, [place[node] for node in c.site.nodes]] for c in self.changes]
-        return {"stretch": found, "changes": sites}
+
+        def spelled(changes: tuple[Change, ...]) -> list[Any]:
+            return [[c.site.spec.name, c.site.idiom, [place[n] for n in c.site.nodes if n in place]] for c in changes]
+
+        kept = {"kept": spelled(self.kept)} if self.kept else {}
+        return {"stretch": found, "changes": spelled(self.changes), **kept}
+
+    def holding(self, changes: Sequence[Change], kept: Sequence[Change]) -> Stretch:
+        """The same nodes with other changes: those of the given that lie in it."""
+        inside = set(self.nodes)
+
+        def within(some: Sequence[Change]) -> tuple[Change, ...]:
+            return tuple(
+                c for c in some if inside.issuperset(n for n in (*c.site.nodes, *c.site.way_in) if _does_something(n))
+            )
+
+        return dataclasses.replace(self, changes=within(changes), kept=within(kept))
 
     def graph(self, *, chosen: bool) -> torch.fx.GraphModule:
-        """The stretch as a module of its inputs, as it was given or with its changes."""
+        """The stretch as a module of its inputs, as it was given (but for what is kept) or with its changes."""
         graph = torch.fx.Graph()
         table: dict[torch.fx.Node, Any] = dict(self.sizes)
         for i, (node, _) in enumerate(self.inputs):
@@ -65,8 +83,7 @@ class Stretch:
         for region in reversed(regions):
             graph.call_function(_exit_autocast, (region,))
         graph.output(tuple(table[node] for node in self.outputs))
-        if chosen:
-            make_all([change.moved(table) for change in self.changes])
+        make_all([change.moved(table) for change in (*self.kept, *(self.changes if chosen else ()))])
         graph.lint()
         return torch.fx.GraphModule(inner_graphs(self.nodes), graph)
 
@@ -115,8 +132,7 @@ def around(
     found = border(nodes)
     if found is None:
         return None
-    within = tuple(c for c in changes if inside.issuperset((*c.site.nodes, *c.site.way_in)))
-    return Stretch(within, nodes, found.inputs, found.sizes, found.outputs, scope)
+    return Stretch((), nodes, found.inputs, found.sizes, found.outputs, scope).holding(changes, ())
 
 
 def _levels(nodes: Sequence[torch.fx.Node]) -> dict[int, tuple[int, int]]:
