@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import opgraft
+from opgraft.compile.passes import SitePass
 
 PROGRAM = """
 import json, sys, warnings
@@ -139,3 +145,26 @@ def test_a_changed_reference_is_no_hit(machine: Machine) -> None:
     assert machine.run(choose="compiler")["value"] == 4.0
     again = machine.run(choose="compiler", reference="x * 3", kernel="x * 3")
     assert (again["value"], again["kernel ran"]) == (6.0, 0)
+
+
+def _as_a_key(value: object) -> bytes:
+    """As torch pickles what goes into a cache key: without a memo, so that nothing may refer to itself."""
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream)
+    pickler.fast = True
+    pickler.dump(value)
+    return stream.getvalue()
+
+
+def _site_pass(**settings: Any) -> SitePass:
+    found: SitePass = opgraft.compile_options(**settings)["pre_grad_custom_pass"]
+    return found
+
+
+def test_a_pass_in_torchs_config_is_pickled_as_its_identity(tmp_path: Path) -> None:
+    """Torch 2.11 pickles the object at this hook, whatever it has found by then."""
+    one, other = _site_pass(store=tmp_path / "one"), _site_pass(store=tmp_path / "other")
+    one.chooser.reports.append(object())  # type: ignore[arg-type]
+    assert _as_a_key(one) == _as_a_key(other)
+    assert _as_a_key(one) != _as_a_key(_site_pass(store=tmp_path, choose="kernel"))
+    assert copy.deepcopy(one) is one and copy.copy(one) is one
