@@ -167,4 +167,5 @@ def test_a_pass_in_torchs_config_is_pickled_as_its_identity(tmp_path: Path) -> N
     one.chooser.reports.append(object())  # type: ignore[arg-type]
     assert _as_a_key(one) == _as_a_key(other)
     assert _as_a_key(one) != _as_a_key(_site_pass(store=tmp_path, choose="kernel"))
-    assert copy.deepcopy(one) is one and copy.copy(one) is one
+    assert copy.deepcopy(one) is one
+    assert copy.copy(one) is one
