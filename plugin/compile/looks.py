@@ -44,6 +44,11 @@ class Budget:
         """Half of the time is kept for sites that nobody has measured yet."""
         return self.left >= self.of / 2
 
+    @property
+    def is_untouched(self) -> bool:
+        """True in a process that has measured nothing: it found all that it asked for."""
+        return self.left >= self.of
+
 
 class Ask(Protocol):
     """The decision under a key: known, of another rank, or measured here unless there is an obstacle."""
@@ -187,6 +192,13 @@ class Looks:
             return False
         return _speed_if_changed(case, decision) > _DOUBTED.get(case.device, 1.0)
 
+    def _nothing_new(self) -> str:
+        """Why a process that knows all sites makes no looks: it would decide otherwise than the one that measured them,
+        and take longer than a compile."""
+        return (
+            "not looked at: the process that measured its site had no time for it" if self._budget.is_untouched else ""
+        )
+
     def _no_time_for_looks(self) -> str:
         return "" if self._budget.has_time_for_looks else "not looked at: there is no time left for looks"
 
@@ -250,7 +262,7 @@ class Looks:
                 self._longest, self._pace = len(found.nodes), (time.monotonic() - began) / len(found.nodes)
             return demand.last_word(samples, case.is_idiom, wanted, place)
 
-        return self._ask(measured, case, key, about, obstacle)
+        return self._ask(measured, case, key, about, lambda: self._nothing_new() or obstacle())
 
 
 def _longer(case: Case, changes: list[Change], scope_of: Scopes) -> Stretch | None:

@@ -150,6 +150,22 @@ def test_a_look_that_would_take_more_than_half_of_the_time_left_is_not_made(monk
     )
 
 
+def test_a_process_that_knows_every_site_makes_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the decisions of the one that measured them, in no more time than a compile takes."""
+
+    def fail(found: stretch.Stretch, **options: Any) -> timing.Samples:
+        raise measure.UnmeasurableError("no time")
+
+    monkeypatch.setattr(timing, "interleave", fake_times(2.0, 1.0))
+    monkeypatch.setattr(measure, "confirm", fail)
+    (first,) = sites(one_site)
+    looks = confirm(monkeypatch, 0.5, lambda found: 0.5)
+    (second,) = sites(one_site)
+    assert not looks
+    assert (first.chosen, second.chosen) == (False, False)
+    assert "the process that measured its site had no time for it" in second.decision.why
+
+
 def test_ranks_ask_the_same_whatever_time_they_have_left() -> None:
     """An obstacle is found where the decision is taken: a rank that measures nothing waits for that answer too."""
     module = captured(one_site, torch.randn(6, 16))

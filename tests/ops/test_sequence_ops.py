@@ -105,6 +105,28 @@ def test_a_selective_scan_in_parts_and_in_steps_equals_the_whole() -> None:
     torch.testing.assert_close(in_place, last)
 
 
+@pytest.mark.parametrize("length", [24, 152])
+@pytest.mark.parametrize("channels", [6800, 14_000])
+def test_a_selective_scan_of_many_channels_is_exact(device: torch.device, channels: int, length: int) -> None:
+    """So many that a GPU walks time serially, its rows in boxes: 6,800 twice do not fill their last one."""
+    given = {n: v.to(device) for n, v in _selective(2, channels, length, 16).items()}
+    rows = {n: v.bfloat16() for n, v in given.items() if v.dim() == 3}
+    narrow = {n: v.float().requires_grad_() for n, v in given.items() if n not in rows}
+    narrow |= {n: v.requires_grad_() for n, v in rows.items()}
+    exact = {n: v.detach().double().requires_grad_() for n, v in narrow.items()}
+    up = rows["z"].detach().cos()
+    results = []
+    for arguments in (narrow, exact):
+        y, state = opgraft.selective_scan(**arguments, delta_softplus=True, return_final_state=True)
+        (y * up.to(y.dtype)).sum().backward()
+        results.append({"y": y, "state": state, **{n: v.grad for n, v in arguments.items()}})
+    for name, found in results[0].items():
+        wanted = results[1][name]
+        assert found is not None
+        assert wanted is not None
+        assert torch.linalg.norm(found.double() - wanted) <= 4e-3 * torch.linalg.norm(wanted), name
+
+
 def test_constant_matrices_equal_repeated_ones() -> None:
     given = _selective(2, 4, 11, 3)
     given["B"], given["C"] = _normal(4, 3, seed=9), _normal(4, 3, seed=10)
