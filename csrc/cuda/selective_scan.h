@@ -44,13 +44,16 @@ int64_t blocks_of(const SelectiveShape& shape, int rounds = 1) {
   return shape.batch * shape.groups * ((shape.per_group() + channels - 1) / channels);
 }
 
-// Whether kernels that walk time serially, two blocks a multiprocessor, take less time than those with lanes along
-// time, whose time grows with the rows. In units of a launch that fills the device with two blocks each: `alone`, with
-// one each; `lanes`, the other kernels with as many rows.
-inline bool serial_wins(int64_t blocks, int sms, double alone, double lanes) {
+// What kernels that walk time serially take, two blocks a multiprocessor, in units of a launch that fills the device
+// so; `alone`: with one block each.
+inline double serial_time(int64_t blocks, int sms, double alone) {
   const int64_t full = blocks / (2 * sms), rest = blocks % (2 * sms);
-  const double last = rest == 0 ? 0 : rest <= sms ? alone : 1;
-  return static_cast<double>(full) + last <= lanes * static_cast<double>(blocks) / (2 * sms);
+  return static_cast<double>(full) + (rest == 0 ? 0 : rest <= sms ? alone : 1);
+}
+
+// Whether that is less than with lanes along time, where time grows with the rows: `lanes`, for a full device's.
+inline bool serial_wins(int64_t blocks, int sms, double alone, double lanes) {
+  return serial_time(blocks, sms, alone) <= lanes * static_cast<double>(blocks) / (2 * sms);
 }
 
 // How the scan of many channels is cut.
@@ -58,7 +61,13 @@ using ManyChannels = ChunkCut<1, 2, 2, 4, 2>;
 
 // Whether rows of these arguments can be moved as boxes. `others`: rows beside the arguments'.
 template <typename T>
-bool fits_boxes(const ScanData<T>& d, std::initializer_list<const void*> others);
+bool fits_boxes(const ScanData<T>& d, std::initializer_list<const void*> others) {
+  bool whole = sizeof(T) == 2 && d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z);
+  for (const void* rows : others) whole = whole && aligned(rows);
+  // With half as many states half of the work would be for nothing. Steps are numbered by int.
+  return whole && d.z && d.use_softplus && d.access != MatrixAccess::SINGLE && d.states <= CHUNK_STATES &&
+         d.states > CHUNK_STATES / 2 && d.length < (int64_t{1} << 31) - 256;
+}
 
 // Whether the kernels that do so were built for this device.
 bool device_has_boxes();
@@ -85,15 +94,6 @@ Tensor segment_space(const Tensor& like, SegmentPlan& plan, const SelectiveShape
 template <typename T>
 void walk_segments(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, const SegmentPlan& plan,
                    const StateWalk<T>& walk);
-
-template <typename T>
-bool fits_boxes(const ScanData<T>& d, std::initializer_list<const void*> others) {
-  bool whole = sizeof(T) == 2 && d.length % VECTOR_WIDTH<T> == 0 && aligned(d.u) && aligned(d.delta) && aligned(d.z);
-  for (const void* rows : others) whole = whole && aligned(rows);
-  // With half as many states half of the work would be for nothing. Steps are numbered by int.
-  return whole && d.z && d.use_softplus && d.access != MatrixAccess::SINGLE && d.states <= CHUNK_STATES &&
-         d.states > CHUNK_STATES / 2 && d.length < (int64_t{1} << 31) - 256;
-}
 
 template <typename T>
 MatrixAccess matrix_access(const Tensor& B, const Tensor& C, const SelectiveShape& shape) {

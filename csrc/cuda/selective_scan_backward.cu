@@ -104,7 +104,6 @@ void dispatch_cut(const SelectiveShape& shape, int sms, bool boxes, const Body& 
   // double is for checks: one kernel serves it.
   if constexpr (std::is_same_v<T, double>) {
     body(ChunkBackCut<8, 2, 1>{});
-    return;
   } else {
     const int64_t blocks = blocks_of<Serial>(shape);
     if constexpr (sizeof(T) == 2) {
@@ -162,8 +161,7 @@ void launch_back(const Launch& context, const ScanData<T>& d, const SegmentPlan&
   const bool wide = whole_vectors(d, g);
   if constexpr (C::BOXES) {
     auto map = [&](const void* rows) {
-      return box_map(rows, d.batch * d.groups, d.channels / d.groups, d.length, C::WARP_ROWS, C::STEPS,
-                     BoxOrder::PLAIN);
+      return box_map(rows, d.batch * d.groups, d.per_group(), d.length, C::WARP_ROWS, C::STEPS, BoxOrder::PLAIN);
     };
     launch(scan_boxes_back<T, C>, sizeof(BoxBackShared<T, C>),
            GradientBoxes{map(d.u), map(d.delta), map(g.up), map(d.z)}, g);

@@ -1,6 +1,4 @@
 // Launches the forward kernels of selective_scan whose rows come and go as boxes.
-#include <algorithm>
-
 #include "cuda/selective_scan_boxes.cuh"
 
 namespace opgraft::cuda {
@@ -10,10 +8,8 @@ namespace {
 // leave a multiprocessor to one of them. In units of a launch of halves that fills the device once.
 bool halves_win(int64_t blocks, int sms) {
   constexpr double TWO_BLOCKS = 1.04, ONE_BLOCK = 0.65;
-  if (blocks % 2 != 0) return false;
-  const int64_t full = blocks / (2 * sms), rest = blocks % (2 * sms);
-  const double singly = static_cast<double>(full) * TWO_BLOCKS + (rest == 0 ? 0 : rest <= sms ? ONE_BLOCK : TWO_BLOCKS);
-  return static_cast<double>((blocks / 2 + sms - 1) / sms) < singly;
+  const double singly = TWO_BLOCKS * serial_time(blocks, sms, ONE_BLOCK / TWO_BLOCKS);
+  return blocks % 2 == 0 && static_cast<double>((blocks / 2 + sms - 1) / sms) < singly;
 }
 
 template <typename T, bool WALK, int HALVES>
@@ -32,7 +28,7 @@ template <typename T, bool WALK>
 void launch_boxes(const Launch& context, const SelectiveShape& shape, const ScanData<T>& d, T* y, float* marks,
                   float* final_state) {
   auto map = [&](const void* rows) {
-    return box_map(rows, d.batch * d.groups, d.channels / d.groups, d.length, ManyChannels::WARP_ROWS, RowBoxes::STEPS,
+    return box_map(rows, d.batch * d.groups, d.per_group(), d.length, ManyChannels::WARP_ROWS, RowBoxes::STEPS,
                    BoxOrder::ROWS_OF_64_BYTES);
   };
   const ScanBoxes boxes{map(d.u), map(d.delta), WALK ? CUtensorMap{} : map(d.z), WALK ? CUtensorMap{} : map(y)};

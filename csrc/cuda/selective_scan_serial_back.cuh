@@ -61,12 +61,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   const T* b = d.b + place.batch * d.b_strides.batch + place.group * d.b_strides.group;
   const T* c = d.c + place.batch * d.c_strides.batch + place.group * d.c_strides.group;
 
-  for (int i = lane; i < 32 * padded; i += 32) {
-    const int n = i / 32;
-    const bool real = lane < count && n < d.states;
-    decays[i] = real ? d.a[(channel + lane) * d.states + n] * A(LOG2_E) : A(0);
-    entries[i] = {real && g.up_final ? g.up_final[(first_row + lane) * d.states + n] : A(0), A(0)};
-  }
+  begin_rows(d, g, channel, first_row, count, lane, padded, decays, entries);
   __syncwarp();
 
   MatrixSums<A, C> sums(d, place, g.matrices, shares, thread);
@@ -231,12 +226,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) scan_serial_back(ScanDa
   sums.finish();
   __syncwarp();
 
-  for (int i = lane; i < 32 * d.states; i += 32) {
-    if (lane >= count) continue;
-    const int64_t at = (first_row + lane) * d.states + i / 32;
-    g.a[at] = entries[i].slope;
-    g.initial[at] = entries[i].carry;
-  }
+  end_rows(d, g, first_row, count, lane, entries);
   if (there) {
     g.skip[first_row + own_row] = static_cast<A>(skip_sum);
     g.bias[first_row + own_row] = static_cast<A>(bias_sum);

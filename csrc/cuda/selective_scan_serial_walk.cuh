@@ -119,6 +119,32 @@ struct RowPair {
   __device__ __forceinline__ int row(int j) const { return 2 * group + (j ^ part); }
 };
 
+// The decays of a warp's 32 rows, of which `count` are there, and the gradients of their states where time begins to
+// run backwards.
+template <typename T, typename A>
+__device__ __forceinline__ void begin_rows(const ScanData<T>& d, const ScanGradients<T>& g, int64_t channel,
+                                           int64_t first_row, int count, int lane, int padded, A* decays,
+                                           SerialEntry<A>* entries) {
+  for (int i = lane; i < 32 * padded; i += 32) {
+    const int n = i / 32;
+    const bool real = lane < count && n < d.states;
+    decays[i] = real ? d.a[(channel + lane) * d.states + n] * A(LOG2_E) : A(0);
+    entries[i] = {real && g.up_final ? g.up_final[(first_row + lane) * d.states + n] : A(0), A(0)};
+  }
+}
+
+// The gradients of A and of the initial state of such rows.
+template <typename T, typename A>
+__device__ __forceinline__ void end_rows(const ScanData<T>& d, const ScanGradients<T>& g, int64_t first_row, int count,
+                                         int lane, const SerialEntry<A>* entries) {
+  for (int i = lane; i < 32 * d.states; i += 32) {
+    if (lane >= count) continue;
+    const int64_t at = (first_row + lane) * d.states + i / 32;
+    g.a[at] = entries[i].slope;
+    g.initial[at] = entries[i].carry;
+  }
+}
+
 // Walks a tile's states: forward from the kept ones (`mark`), and back. B is at `from`, C a KIND behind it; states
 // stand in shared memory as [state][row].
 template <typename A, typename C>

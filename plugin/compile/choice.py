@@ -109,9 +109,10 @@ class Chooser:
             if decision.choice == KERNEL:
                 served.update(site.nodes)
             decided.append((case, decision))
-        if self.choose == MEASURED:
-            answers.keep()
-        return self._looks.again(decided, scope_of) if self.choose == MEASURED else decided
+        if self.choose != MEASURED:
+            return decided
+        answers.keep()
+        return self._looks.again(decided, scope_of)
 
     def _decide(self, case: Case) -> Decision:
         site = case.site

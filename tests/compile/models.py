@@ -53,6 +53,16 @@ def models() -> dict[str, nn.Module]:
     return {"op": Perceptron(), "idiom": Plain(), "written out": Plain(written_out=True)}
 
 
+def gelu_amid(length: int, x: torch.Tensor) -> torch.Tensor:
+    """An idiom with ``length`` operations before it and as many behind."""
+    for _ in range(length):
+        x = x.sin()
+    x = nn.functional.gelu(x * 2, approximate="tanh")
+    for _ in range(length):
+        x = x.cos()
+    return x
+
+
 def captured(function: Any, *inputs: Any, dynamic: bool | None = None) -> torch.fx.GraphModule:
     """The graph that Dynamo makes of a function."""
     graphs: list[torch.fx.GraphModule] = []

@@ -18,7 +18,7 @@ from opgraft.compile.mutation import writes
 from opgraft.compile.scope import scopes
 from opgraft.compile.stretch import Change
 
-from models import Perceptron, captured, fake_times, models, without_inductor
+from models import Perceptron, captured, fake_times, gelu_amid, models, without_inductor
 
 pytestmark = pytest.mark.own_second_look
 
@@ -274,12 +274,7 @@ def test_a_longer_stretch_decides_where_surroundings_and_stretch_disagree(monkey
         return timing.Samples(((1.0, after, after, 1.0),) * 11)
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(20):
-            x = x.sin()
-        x = F.gelu(x * 2, approximate="tanh")
-        for _ in range(20):
-            x = x.cos()
-        return x
+        return gelu_amid(20, x)
 
     monkeypatch.setattr(stretch, "MOST_NODES", 10)
     monkeypatch.setattr(stretch.around, "__defaults__", (10,))

@@ -20,7 +20,7 @@ from opgraft.compile.scope import scopes
 from opgraft.compile.site import Decision, SiteReport
 from opgraft.compile.store import Store
 
-from models import captured, fake_times, models
+from models import captured, fake_times, gelu_amid, models
 
 pytestmark = pytest.mark.own_second_look
 
@@ -29,12 +29,7 @@ Seconds = Callable[[stretch.Stretch], float]
 
 
 def one_site(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(40):
-        x = x.sin()
-    x = F.gelu(x * 2, approximate="tanh")
-    for _ in range(40):
-        x = x.cos()
-    return x
+    return gelu_amid(40, x)
 
 
 def two_kinds(x: torch.Tensor) -> torch.Tensor:
